@@ -1,0 +1,1 @@
+"""Records in, numbers and pages out. This room imports nothing of the rest but `dflash.errors`."""

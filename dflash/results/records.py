@@ -1,0 +1,189 @@
+"""The frozen records that cross rooms, and nothing else.
+
+Times are integer nanoseconds of one monotonic clock (`time.perf_counter_ns`), counts are integers, and `None` means
+"not measured". Everything else is derived when it is read (see `metrics.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FORMAT_VERSION = 1
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+CellStatus = Literal["planned", "running", "completed", "failed", "interrupted"]
+BASELINE = "baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request (one prompt, one turn, one arm): a line of `records.jsonl`."""
+
+    cell_id: str
+    prompt_id: str
+    category: str | None = None
+    turn: int = 0
+    repeat: int = 0
+    segment: int = 0  # index into Run.segments: the process whose clock the stamps belong to
+    order: int = 0  # place among the arms that ran back to back for this prompt
+
+    due_ns: int | None = None  # when the load pattern wanted it sent
+    sent_ns: int | None = None
+    first_ns: int | None = None  # first output token known on the host
+    last_ns: int | None = None  # last output token known on the host
+
+    num_prompt_tokens: int | None = None
+    num_output_tokens: int | None = None  # up to and including the stop token; the prefill's token included
+    num_first_chunk_tokens: int | None = None
+    num_cached_tokens: int | None = None  # prompt tokens served from a prefix cache
+    finish_reason: FinishReason = "error"
+
+    num_decode_steps: int | None = None  # target forwards after prefill that delivered a token
+    num_verify_steps: int | None = None  # those of them that had a draft
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None  # untrimmed: tokens cut by a stop or the limit are counted
+    acceptance_histogram: tuple[int, ...] | None = None  # [k-1] = decode steps that delivered k tokens
+    acceptance_histogram_untrimmed: tuple[int, ...] | None = None  # [k-1] = verify steps with k-1 accepted drafts
+
+    draft_ns: int | None = None  # sum over steps, where the engine knows
+    verify_ns: int | None = None
+    peak_memory_bytes: int | None = None  # above the resting level of the loaded models
+
+    prompt_digest: str | None = None  # of the rendered prompt's token ids
+    output_digest: str | None = None  # of the output's token ids (text where there are none)
+    error_kind: str | None = None
+    error_message: str | None = None
+
+    @property
+    def completed(self) -> bool:
+        """Whether the request ended by a stop token or at its limit."""
+        return self.finish_reason in ("stop", "length")
+
+    @property
+    def unit(self) -> tuple[str, int, int]:
+        """What pairs two arms' records: prompt, turn, repeat."""
+        return (self.prompt_id, self.turn, self.repeat)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRecord:
+    """What one request said: a line of `outputs.jsonl`."""
+
+    cell_id: str
+    prompt_id: str
+    turn: int = 0
+    repeat: int = 0
+    output_ids: tuple[int, ...] | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """When one request's tokens came: a line of `chunks.jsonl`. Chunk 0 arrived at `first_ns`."""
+
+    cell_id: str
+    prompt_id: str
+    turn: int = 0
+    repeat: int = 0
+    gaps_ns: tuple[int, ...] = ()  # [i] = arrival of chunk i+1 minus arrival of chunk i
+    num_tokens: tuple[int, ...] = ()  # [i] = tokens delivered in chunk i; one longer than gaps_ns
+    num_accepted: tuple[int, ...] | None = None  # [i] = draft tokens accepted at verify step i, untrimmed
+
+
+@dataclass(frozen=True, slots=True)
+class DifferenceRecord:
+    """Where an arm's output leaves the baseline's: a line of `differences.jsonl`, written after both clocks stopped."""
+
+    cell_id: str  # of the arm that is not the baseline
+    prompt_id: str
+    turn: int = 0
+    repeat: int = 0
+    position: int = 0  # index of the first output token that differs (one output may just be longer)
+    baseline_token_id: int | None = None  # None: the baseline had ended
+    arm_token_id: int | None = None
+    logit_gap: float | None = None  # between the target's two best logits there; None where it cannot be known
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way of producing the tokens."""
+
+    name: str  # "baseline", "dflash", …
+    block_size: int | None = None  # B = 1 anchor + B-1 draft tokens; None for the baseline
+    acceptance_rule: str | None = None  # e.g. "equality"
+    draft: str | None = None
+    draft_revision: str | None = None
+    server_args: tuple[str, ...] = ()
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.name == BASELINE
+
+    @property
+    def label(self) -> str:
+        """Short name for a table row: `baseline`, `dflash B=8`."""
+        return self.name if self.block_size is None else f"{self.name} B={self.block_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is decoded, whoever decodes it. Two cells may be paired only when these are equal."""
+
+    target: str
+    target_revision: str | None
+    dtype: str
+    dataset: str
+    prompts_digest: str  # of the messages (turns and template version) and their order
+    num_prompts: int
+    max_new_tokens: int
+    temperature: float
+    top_p: float | None
+    top_k: int | None
+    seed: int
+    reasoning: str  # "off", "on", or a level
+    concurrency: int = 1
+    request_rate: float | None = None  # open loop: requests a second
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Workload + arm + place: one row of a report."""
+
+    cell_id: str
+    workload_id: str
+    arm_id: str
+    backend: str
+    workload: Workload
+    arm: Arm
+    status: CellStatus = "planned"
+    reason: str | None = None  # why it failed or was cut short
+    weights_bytes: int | None = None  # of the models that this arm uses
+    notes: tuple[str, ...] = ()  # facts that a reader of the numbers must know
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One process's share of a run: stamps of different segments have different origins."""
+
+    started_at: str  # ISO 8601, UTC
+    clock_origin_ns: int  # the monotonic clock at that moment
+    argv: tuple[str, ...] = ()
+    wall_ns: int | None = None  # busy time of the segment; None while it runs
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """`run.json`: everything about a run but its requests."""
+
+    name: str
+    created_at: str  # ISO 8601, UTC
+    format_version: int = FORMAT_VERSION
+    dflash_version: str = ""
+    command: str = ""  # the exact command line, secrets left out
+    environment: Mapping[str, Any] = field(default_factory=dict)  # machine and version fingerprint
+    config: Mapping[str, Any] = field(default_factory=dict)  # every setting of the run
+    cells: tuple[Cell, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    notes: tuple[str, ...] = ()

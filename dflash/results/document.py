@@ -1,0 +1,77 @@
+"""A run -> one JSON document: what was not measured is null, and NaN never appears."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dflash.results.stats import Interval
+from dflash.results.store import Run
+from dflash.results.summary import CellSummary, MetricValue, RunSummary
+
+# Defined metrics that need what a run folder does not hold yet; null until something measures them.
+_NOT_MEASURED = ("icl_s", "peak_output_tok_s", "goodput_req_s", "task_score")
+
+
+def json_document(run: Run, summary: RunSummary, exit_code: int) -> dict[str, Any]:
+    """`{"run", "exit_code", "cells": [...]}`; every cell carries every metric under its code name.
+
+    `{"value", "low", "high"}`: speedup, e2el_speedup, throughput_speedup, acceptance_length,
+    acceptance_length_untrimmed, decode_tok_s, agreement. All others are plain numbers, lists, or null.
+    """
+    return {
+        "run": str(run.folder),
+        "exit_code": exit_code,
+        "cells": [_cell_document(cell) for cell in summary.cells],
+    }
+
+
+def _cell_document(summary: CellSummary) -> dict[str, Any]:
+    cell = summary.cell
+    workload = cell.workload
+    block_size = cell.arm.block_size
+    return {
+        "cell_id": cell.cell_id,
+        "backend": cell.backend,
+        "arm": cell.arm.name,
+        "dataset": workload.dataset,
+        "concurrency": workload.concurrency,
+        "block_size": block_size,
+        "num_speculative_tokens": None if block_size is None else block_size - 1,
+        "workload_id": cell.workload_id,
+        "arm_id": cell.arm_id,
+        "baseline_cell_id": summary.baseline_cell_id,
+        "target": workload.target,
+        "target_revision": workload.target_revision,
+        "draft": cell.arm.draft,
+        "draft_revision": cell.arm.draft_revision,
+        "dtype": workload.dtype,
+        "temperature": workload.temperature,
+        "max_new_tokens": workload.max_new_tokens,
+        "status": cell.status,
+        "reason": cell.reason,
+        **{name: _plain(value) for name, value in summary.metrics.items()},
+        **dict.fromkeys(_NOT_MEASURED),
+        "finish_reasons": dict(summary.finish_reasons),
+        "error_kinds": dict(summary.error_kinds),
+        "left_out": {} if summary.pairing is None else dict(summary.pairing.left_out),
+        "categories": [
+            {
+                "category": category.category,
+                **{name: _plain(value) for name, value in category.metrics.items()},
+            }
+            for category in summary.categories
+        ],
+        "findings": [
+            {"code": finding.code, "severity": finding.severity, "sentence": finding.sentence}
+            for finding in summary.findings
+        ],
+    }
+
+
+def _plain(value: MetricValue) -> Any:
+    if isinstance(value, Interval):
+        return {"value": _plain(value.value), "low": _plain(value.low), "high": _plain(value.high)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, int) or math.isfinite(value) else None

@@ -1,0 +1,119 @@
+"""How every picture looks: sizes, colours, clean axes. Matplotlib's objects only, never its global state."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from dflash.results.summary import CellSummary, RunSummary
+from dflash.results.tables import plain_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BASELINE_COLOUR = "#8c96a3"
+INK = "#22303c"
+FAINT = "#d9dee3"
+REFERENCE = "#c0392b"
+WIDTH_INCHES = 8.0
+_DPI = 150
+_LABEL_WIDTH = 30
+
+# Behind words that may lie on a grid line or a reference line.
+WORD_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 1.2}
+
+# Applied with matplotlib.rc_context while a picture is made and drawn.
+STYLE: dict[Any, Any] = {
+    "font.size": 10.0,
+    "font.family": "DejaVu Sans",
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10.0,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#9aa5b1",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "text.parse_math": False,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": 9.0,
+}
+
+
+def new_figure(height: float, title: str, subtitle: str = "", width: float = WIDTH_INCHES) -> Figure:
+    """An empty figure with its title at the left; sizes in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    columns = int(width * 11.5)
+    text = wrapped(title, columns) + (f"\n{wrapped(subtitle, columns)}" if subtitle else "")
+    figure.suptitle(text, x=0.012, ha="left", fontsize=11.5)
+    return figure
+
+
+def png_bytes(figure: Figure) -> bytes:
+    """The figure as a PNG file, without a time stamp: equal numbers give equal files."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def wrapped(text: str, width: int = _LABEL_WIDTH) -> str:
+    """One line or more of at most `width` characters; long names break where they must."""
+    return "\n".join(textwrap.wrap(plain_text(text), width, break_on_hyphens=True)) or "-"
+
+
+def arm_colours(summary: RunSummary) -> dict[str, tuple[float, float, float, float] | str]:
+    """Arm label -> colour: grey for the baseline, one sequence for the others, the same in every picture."""
+    import matplotlib
+
+    labels = list(dict.fromkeys(cell.cell.arm.label for cell in drafting_cells(summary)))
+    colours: dict[str, tuple[float, float, float, float] | str] = {}
+    for place, label in enumerate(labels):
+        share = 0.5 if len(labels) == 1 else place / (len(labels) - 1)
+        colours[label] = matplotlib.colormaps["viridis"](0.30 + 0.52 * share)
+    for cell in summary.cells:
+        if cell.cell.arm.is_baseline:
+            colours[cell.cell.arm.label] = BASELINE_COLOUR
+    return colours
+
+
+def drafting_cells(summary: RunSummary) -> list[CellSummary]:
+    """Every cell but the baselines."""
+    return [cell for cell in summary.cells if not cell.cell.arm.is_baseline]
+
+
+def series_label(summary: RunSummary, cell: CellSummary) -> str:
+    """Short name of a cell in a legend or a title: the arm, and the workload where there are several."""
+    label = cell.cell.arm.label
+    if len(summary.groups) < 2:
+        return label
+    workload = cell.cell.workload
+    names = [label, workload.dataset]
+    if len({other.cell.workload.concurrency for other in summary.cells}) > 1:
+        names.append(f"c={workload.concurrency}")
+    if len({other.cell.backend for other in summary.cells}) > 1:
+        names.append(cell.cell.backend)
+    return " · ".join(names)
+
+
+def grid_on(axes: Axes, axis: str) -> None:
+    """Faint lines along one axis ("x" or "y"), no tick marks on the other."""
+    axes.grid(True, axis="x" if axis == "x" else "y")
+    axes.tick_params(axis="y" if axis == "x" else "x", length=0)
+
+
+def hide_unused(panels: Iterable[Axes]) -> None:
+    for axes in panels:
+        axes.set_visible(False)

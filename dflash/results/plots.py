@@ -1,0 +1,272 @@
+"""The pictures of a report: speeds and lengths. Those of acceptance are in `acceptance_plots.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash.results import acceptance_plots, plot_style
+from dflash.results.atomic_file import write_file
+from dflash.results.store import Run
+from dflash.results.summary import CellSummary, Group, RunSummary
+from dflash.results.tables import FASTEST_MARK, format_rate, format_times, group_title, target_line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BAR_INCHES = 0.36
+_MAX_CATEGORIES = 16
+
+FINISH_COLOURS = {"stop": "#1f77b4", "length": "#e67e22"}
+
+
+def plot_run(run: Run, summary: RunSummary, folder: Path) -> tuple[Path, ...]:
+    """Draw every picture that has something to show, each written whole or not at all.
+
+    Returns:
+        The paths written, in the order of the report.
+    """
+    import matplotlib
+
+    paths = []
+    with matplotlib.rc_context(plot_style.STYLE):
+        for name, draw in PICTURES.items():
+            figure = draw(summary)
+            if figure is not None:
+                paths.append(write_file(folder / name, plot_style.png_bytes(figure)))
+    return tuple(paths)
+
+
+def draw_speedup(summary: RunSummary) -> Figure | None:
+    """Speedup of each arm with its interval; the line at 1 is the baseline."""
+    groups = [group for group in summary.groups if any(cell.interval("speedup") for cell in group.cells)]
+    title = "Decode speedup over plain decoding (bar: 95 % interval over prompts)"
+
+    def bar(cell: CellSummary) -> _Bar | None:
+        interval = cell.interval("speedup")
+        if interval is None:
+            return None
+        return _Bar(interval.value, interval.low, interval.high, format_times(interval.value))
+
+    figure = _bar_figure(summary, groups, title, "speedup (1 = plain decoding)", bar)
+    if figure is not None:
+        for axes in figure.axes:
+            axes.axvline(1, color=plot_style.REFERENCE, linewidth=1.2, linestyle=(0, (4, 2)), zorder=3)
+    return figure
+
+
+def draw_decode_speed(summary: RunSummary) -> Figure | None:
+    """Decode speed of each arm, baseline included, with its interval."""
+    groups = [group for group in summary.groups if any(cell.interval("decode_tok_s") for cell in group.cells)]
+
+    def bar(cell: CellSummary) -> _Bar | None:
+        interval = cell.interval("decode_tok_s")
+        if interval is None:
+            return None
+        return _Bar(interval.value, interval.low, interval.high, format_rate(interval.value))
+
+    return _bar_figure(
+        summary, groups, "Decode speed (bar: 95 % interval over prompts)", "tokens per second", bar
+    )
+
+
+def draw_categories(summary: RunSummary) -> Figure | None:
+    """Speedup and acceptance length by category of prompt."""
+    groups = [group for group in summary.groups if any(len(cell.categories) > 1 for cell in group.cells)]
+    if not groups:
+        return None
+    colours = plot_style.arm_colours(summary)
+    heights = [_category_inches(group) for group in groups]
+    figure = plot_style.new_figure(sum(heights) + 1.0, "By category of prompt", target_line(groups[0].first))
+    panels = figure.subplots(len(groups), 2, squeeze=False, gridspec_kw={"height_ratios": heights})
+    for row, group in enumerate(groups):
+        names = _category_names(group)
+        for axes, metric, label in (
+            (panels[row][0], "speedup", "speedup (1 = plain decoding)"),
+            (panels[row][1], "acceptance_length", "acceptance length (tokens per step)"),
+        ):
+            _draw_category_panel(axes, group, names, metric, colours)
+            axes.set_xlabel(label)
+        panels[row][1].set_yticklabels([])
+        if len(groups) > 1:
+            panels[row][0].set_title(plot_style.wrapped(group_title(group.first), 50))
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    return figure
+
+
+def draw_output_lengths(summary: RunSummary) -> Figure | None:
+    """Output length of each request in both arms: equal outputs lie on the diagonal."""
+    cells = [cell for cell in summary.cells if cell.pairing is not None and cell.pairing.completed_pairs]
+    if not cells:
+        return None
+    title = "Output tokens of each request, arm against baseline (equal outputs lie on the line)"
+    figure, panels = acceptance_plots.panel_grid(cells, title, target_line(cells[0].cell), square=True)
+    top = max(
+        max(first.num_output_tokens or 0, second.num_output_tokens or 0)
+        for cell in cells
+        for first, second in (cell.pairing.completed_pairs if cell.pairing is not None else ())
+    )
+    for axes, cell in zip(panels, cells, strict=False):
+        assert cell.pairing is not None
+        axes.plot([0, top * 1.06], [0, top * 1.06], color=plot_style.FAINT, linewidth=1.5, zorder=1)
+        for reason, colour in FINISH_COLOURS.items():
+            points = [
+                (first.num_output_tokens, second.num_output_tokens)
+                for first, second in cell.pairing.completed_pairs
+                if second.finish_reason == reason
+                and first.num_output_tokens is not None
+                and second.num_output_tokens is not None
+            ]
+            axes.scatter(
+                [x for x, _ in points],
+                [y for _, y in points],
+                s=26,
+                color=colour,
+                alpha=0.65,
+                linewidths=0,
+                label={"stop": "ended by a stop token", "length": "ended at the limit"}[reason],
+                zorder=2,
+            )
+        axes.set_xlim(0, top * 1.06)
+        axes.set_ylim(0, top * 1.06)
+        axes.set_aspect("equal")
+        acceptance_plots.title_panel(axes, plot_style.series_label(summary, cell))
+        axes.set_xlabel("baseline")
+    acceptance_plots.label_first_column(panels, "arm")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    return figure
+
+
+PICTURES: dict[str, Callable[[RunSummary], Figure | None]] = {
+    "speedup.png": draw_speedup,
+    "decode_speed.png": draw_decode_speed,
+    "acceptance_histogram.png": acceptance_plots.draw_histograms,
+    "acceptance_per_position.png": acceptance_plots.draw_per_position,
+    "categories.png": draw_categories,
+    "output_lengths.png": draw_output_lengths,
+}
+
+
+class _Bar:
+    """One bar: its length, its interval, and the words at its end."""
+
+    def __init__(self, value: float, low: float | None, high: float | None, words: str) -> None:
+        self.value, self.low, self.high, self.words = value, low, high, words
+
+    @property
+    def end(self) -> float:
+        return self.value if self.high is None else max(self.value, self.high)
+
+
+def _bar_figure(
+    summary: RunSummary,
+    groups: list[Group],
+    title: str,
+    label: str,
+    bar_of: Callable[[CellSummary], _Bar | None],
+) -> Figure | None:
+    """One panel per group on a common axis, one horizontal bar per arm."""
+    rows = [[(cell, bar) for cell in group.cells if (bar := bar_of(cell)) is not None] for group in groups]
+    if not rows:
+        return None
+    colours = plot_style.arm_colours(summary)
+    heights = [len(row) * _BAR_INCHES + 0.45 for row in rows]
+    figure = plot_style.new_figure(sum(heights) + 1.0, title, target_line(groups[0].first))
+    panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
+    widest = max(bar.end for row in rows for _, bar in row)
+    for axes, row, group in zip(panels[:, 0], rows, groups, strict=True):
+        _draw_bars(axes, row, group, colours, widest)
+        axes.set_title(plot_style.wrapped(group_title(group.first), 90))
+    panels[-1, 0].set_xlabel(label)
+    panels[-1, 0].set_xlim(0, widest * 1.14)
+    return figure
+
+
+def _draw_bars(
+    axes: Axes,
+    row: list[tuple[CellSummary, _Bar]],
+    group: Group,
+    colours: dict[str, tuple[float, float, float, float] | str],
+    widest: float,
+) -> None:
+    for place, (cell, bar) in enumerate(row):
+        axes.barh(place, bar.value, height=0.62, color=colours[cell.cell.arm.label], zorder=2)
+        if bar.low is not None and bar.high is not None:
+            error = [[max(0.0, bar.value - bar.low)], [max(0.0, bar.high - bar.value)]]
+            axes.errorbar(
+                bar.value, place, xerr=error, color=plot_style.INK, capsize=3, linewidth=1.2, zorder=4
+            )
+        fastest = cell.cell.cell_id == group.fastest_cell_id
+        axes.text(
+            bar.end + widest * 0.012,
+            place,
+            bar.words,
+            va="center",
+            ha="left",
+            fontweight="bold" if fastest else "normal",
+            bbox=plot_style.WORD_BOX,
+            zorder=5,
+        )
+    labels = [
+        (f"{FASTEST_MARK} " if cell.cell.cell_id == group.fastest_cell_id else "")
+        + plot_style.wrapped(cell.cell.arm.label)
+        for cell, _ in row
+    ]
+    axes.set_yticks(range(len(row)), labels)
+    axes.set_ylim(len(row) - 0.45, -0.55)
+    plot_style.grid_on(axes, "x")
+
+
+def _category_names(group: Group) -> list[str]:
+    names = dict.fromkeys(category.category for cell in group.cells for category in cell.categories)
+    return sorted(names)[:_MAX_CATEGORIES]
+
+
+def _category_inches(group: Group) -> float:
+    arms = max(1, len(group.cells) - 1)
+    return max(1.6, len(_category_names(group)) * (0.14 * arms + 0.22) + 0.6)
+
+
+def _draw_category_panel(
+    axes: Axes,
+    group: Group,
+    names: list[str],
+    metric: str,
+    colours: dict[str, tuple[float, float, float, float] | str],
+) -> None:
+    cells = [cell for cell in group.cells if not cell.cell.arm.is_baseline]
+    thickness = 0.8 / max(1, len(cells))
+    for offset, cell in enumerate(cells):
+        by_name = {category.category: category for category in cell.categories}
+        known = [
+            (place, interval)
+            for place, name in enumerate(names)
+            if name in by_name and (interval := by_name[name].interval(metric)) is not None
+        ]
+        middles = [place - 0.4 + thickness * (offset + 0.5) for place, _ in known]
+        axes.barh(
+            middles,
+            [interval.value for _, interval in known],
+            height=thickness * 0.92,
+            color=colours[cell.cell.arm.label],
+            label=plot_style.wrapped(cell.cell.arm.label),
+            zorder=2,
+        )
+        for middle, (_, interval) in zip(middles, known, strict=True):
+            if interval.low is not None and interval.high is not None:
+                axes.plot(
+                    [interval.low, interval.high],
+                    [middle, middle],
+                    color=plot_style.INK,
+                    linewidth=1,
+                    zorder=4,
+                )
+    axes.axvline(1, color=plot_style.REFERENCE, linewidth=1.2, linestyle=(0, (4, 2)), zorder=3)
+    axes.set_xlim(left=0)
+    axes.set_yticks(range(len(names)), [plot_style.wrapped(name, 22) for name in names])
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    plot_style.grid_on(axes, "x")

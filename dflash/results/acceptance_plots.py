@@ -59,9 +59,9 @@ def draw_per_position(summary: RunSummary) -> Figure | None:
         for axes, metric in zip(
             panels, ("acceptance_rate_per_position", "acceptance_rate_per_position_conditional"), strict=True
         ):
-            points = [
-                (i, rate) for i, rate in enumerate(cell.numbers(metric) or (), start=1) if rate is not None
-            ]
+            last = last_with_steps(cell) if metric.endswith("_conditional") else cell.cell.arm.block_size or 0
+            rates = enumerate(cell.numbers(metric) or (), start=1)
+            points = [(i, rate) for i, rate in rates if rate is not None and i <= last]
             axes.plot(
                 [i for i, _ in points],
                 [100 * rate for _, rate in points],
@@ -110,7 +110,7 @@ def panel_grid(
     columns = min(_MAX_COLUMNS, len(cells))
     rows = math.ceil(len(cells) / columns)
     width = {1: 5.0, _MAX_COLUMNS: 10.5}.get(columns, plot_style.WIDTH_INCHES)
-    panel_height = min(3.6, width / columns + 0.1) if square else 2.4
+    panel_height = min(3.9, width / columns + 0.35) if square else 2.4
     figure = plot_style.new_figure(rows * panel_height + 1.1, title, subtitle, width)
     panels = list(figure.subplots(rows, columns, squeeze=False).ravel())
     plot_style.hide_unused(panels[len(cells) :])
@@ -125,7 +125,8 @@ def title_panel(axes: Axes, text: str) -> None:
 def label_first_column(panels: Sequence[Axes], label: str) -> None:
     """One y label per row of panels."""
     for axes in panels:
-        if axes.get_subplotspec().is_first_col():
+        place = axes.get_subplotspec()
+        if place is not None and place.is_first_col():
             axes.set_ylabel(label)
 
 
@@ -160,6 +161,6 @@ def _draw_histogram(
     every = 1 if width <= 8 else 2 if width <= 16 else 4
     axes.set_xticks(places[::every])
     axes.set_xlim(0.4, width + 0.6)
-    axes.set_ylim(0, max(shares) * 1.32)
+    axes.set_ylim(0, max(shares) * 1.45)
     axes.set_xlabel("tokens in the step")
     plot_style.grid_on(axes, "y")

@@ -133,6 +133,7 @@ def draw_output_lengths(summary: RunSummary) -> Figure | None:
         axes.set_xlim(0, top * 1.06)
         axes.set_ylim(0, top * 1.06)
         axes.set_aspect("equal")
+        axes.locator_params(nbins=4)
         acceptance_plots.title_panel(axes, plot_style.series_label(summary, cell))
         axes.set_xlabel("baseline")
     acceptance_plots.label_first_column(panels, "arm")

@@ -239,7 +239,7 @@ def _summarise_cell(
     values = arm_metrics(cell, records) | pair_metrics(cell, pairing, baseline_records, records)
     findings = check_cell(cell, records)
     if pairing is not None:
-        findings += check_pair(cell, pairing)
+        findings += check_pair(cell, pairing, differences)
     why_no_speed = _why_no_speed(cell, records) if values["decode_tok_s"] is None else None
     return CellSummary(
         metrics=values,

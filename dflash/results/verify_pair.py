@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dflash.results import paired_metrics
 from dflash.results.paired_metrics import Pairing
-from dflash.results.records import Cell
-from dflash.results.verify import OUTPUT_LENGTH_RATIO_RANGE, Finding
+from dflash.results.records import Cell, DifferenceRecord
+from dflash.results.verify import OUTPUT_LENGTH_RATIO_RANGE, Finding, Severity
+
+# A gap between the target's two best logits up to which rounding (another order of summation, another number
+# of rows in a product) can turn the choice. Logits are of the order of 10 to 30.
+_NEAR_TIE_LOGIT_GAPS = {"float32": 1e-3, "float16": 0.0625, "bfloat16": 0.25}
 
 
-def check_pair(cell: Cell, pairing: Pairing) -> tuple[Finding, ...]:
+def near_tie_logit_gap(dtype: str) -> float:
+    """The widest gap that is called a near-tie; an unknown dtype is taken as coarse as bfloat16."""
+    return _NEAR_TIE_LOGIT_GAPS.get(dtype, _NEAR_TIE_LOGIT_GAPS["bfloat16"])
+
+
+def is_near_tie(difference: DifferenceRecord, dtype: str) -> bool | None:
+    """True: rounding can explain the difference. False: a fault. None: the gap is not known."""
+    return None if difference.logit_gap is None else difference.logit_gap <= near_tie_logit_gap(dtype)
+
+
+def check_pair(
+    cell: Cell, pairing: Pairing, differences: Sequence[DifferenceRecord] = ()
+) -> tuple[Finding, ...]:
     """Refused pairing, requests left out, speedup below 1, unequal output lengths, agreement below 1."""
     if pairing.unlike_prompts:
         return (_unlike_prompts(pairing),)
@@ -19,7 +37,7 @@ def check_pair(cell: Cell, pairing: Pairing) -> tuple[Finding, ...]:
         _unequal_lengths(pairing),
     ]
     if cell.workload.temperature == 0:
-        findings.append(_disagreement(pairing))
+        findings.append(_disagreement(cell, pairing, differences))
     return tuple(finding for finding in findings if finding is not None)
 
 
@@ -86,14 +104,17 @@ def _unequal_lengths(pairing: Pairing) -> Finding | None:
     return Finding("unequal_output_lengths", "warning", sentence)
 
 
-def _disagreement(pairing: Pairing) -> Finding | None:
+def _disagreement(cell: Cell, pairing: Pairing, differences: Sequence[DifferenceRecord]) -> Finding | None:
     verdicts = paired_metrics.agreement_by_prompt(pairing)
     differing = sum(not equal for equal in verdicts.values())
     if not differing:
         return None
+    kinds = [is_near_tie(difference, cell.workload.dtype) for difference in differences]
+    severity: Severity = "error" if False in kinds else "warning"
     sentence = (
-        f"The output changed in {differing} of {len(verdicts)} prompts. The report's section on agreement "
-        "lists where, "
-        "and whether each is a near-tie or a fault."
+        f"The output changed in {differing} of {len(verdicts)} prompts: near-ties {kinds.count(True)}, "
+        f"faults "
+        f"{kinds.count(False)}, not known {max(0, differing - len(kinds)) + kinds.count(None)} "
+        "(the report's section on agreement lists them)."
     )
-    return Finding("outputs_differ", "warning", sentence)
+    return Finding("outputs_differ", severity, sentence)

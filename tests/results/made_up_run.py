@@ -57,7 +57,9 @@ def dflash_arm(block_size: int) -> Arm:
     return Arm("dflash", block_size, "equality", "made-up-draft", "r7")
 
 
-def plain_record(cell_id: str, prompt: int, num_tokens: int, step_ms: int = 100, **changes: object) -> RequestRecord:
+def plain_record(
+    cell_id: str, prompt: int, num_tokens: int, step_ms: int = 100, **changes: object
+) -> RequestRecord:
     """A request of the baseline: 40 ms to the first token, `step_ms` for every further one."""
     sent = prompt * 60_000 * MS
     record = RequestRecord(
@@ -84,7 +86,12 @@ def plain_record(cell_id: str, prompt: int, num_tokens: int, step_ms: int = 100,
 
 
 def drafted_record(
-    cell_id: str, prompt: int, accepted: tuple[int, ...], block_size: int, step_ms: int = 120, **changes: object
+    cell_id: str,
+    prompt: int,
+    accepted: tuple[int, ...],
+    block_size: int,
+    step_ms: int = 120,
+    **changes: object,
 ) -> RequestRecord:
     """A request whose verify steps accepted `accepted[i]` draft tokens each; nothing is cut."""
     num_tokens = 1 + sum(count + 1 for count in accepted)
@@ -133,7 +140,9 @@ def made_up_run(
             chance = (0.65, 0.5, 0.2)[prompt % 3]
             accepted = _acceptances(generator, lengths[prompt] - 1, block_size, chance)
             step = step_ms[place] if step_ms else 108 + 9 * block_size
-            records.append(drafted_record(arm_cell.cell_id, prompt, accepted, block_size, step, order=place + 1))
+            records.append(
+                drafted_record(arm_cell.cell_id, prompt, accepted, block_size, step, order=place + 1)
+            )
     info = RunInfo(
         name=folder.name,
         created_at="2026-01-02T03:04:05+00:00",
@@ -147,7 +156,9 @@ def made_up_run(
     return Run(folder, info, tuple(records), ())
 
 
-def _acceptances(generator: random.Random, num_tokens: int, block_size: int, chance: float) -> tuple[int, ...]:
+def _acceptances(
+    generator: random.Random, num_tokens: int, block_size: int, chance: float
+) -> tuple[int, ...]:
     accepted = []
     while num_tokens > 0:
         count = 0
@@ -167,5 +178,12 @@ def with_difference(run: Run, prompt: int = 1, logit_gap: float | None = 0.00002
         else record
         for record in run.records
     )
-    difference = DifferenceRecord(arm.cell_id, f"quickstart/{prompt}", 0, 0, 17, 281, 504, logit_gap)
+    difference = DifferenceRecord(
+        arm.cell_id,
+        f"quickstart/{prompt}",
+        position=17,
+        baseline_token_id=281,
+        arm_token_id=504,
+        logit_gap=logit_gap,
+    )
     return replace(run, records=records, differences=(difference,))

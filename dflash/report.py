@@ -1,0 +1,93 @@
+"""Verb: render stored runs again: `report.md`, its pictures, the terminal table, a JSON document."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dflash.errors import EXIT_DONE, EXIT_INTERRUPTED, DFlashError, UsageError
+
+if TYPE_CHECKING:
+    from dflash.results.store import Run
+    from dflash.results.summary import RunSummary
+
+STANDARD_OUTPUT = "-"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dflash.report",
+        description="Compute stored runs' metrics from their records; write report.md and its pictures.",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folder, as in reports/NAME")
+    parser.add_argument(
+        "--json",
+        dest="json_file",
+        metavar="FILE",
+        help="also write every metric as one JSON document ('-': to standard output, and nothing else there)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no terminal table")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb; the exit code is 0, or that of the error, which is printed as one line."""
+    options = build_parser().parse_args(argv)
+    try:
+        _report(options.runs, options.json_file, options.quiet)
+    except DFlashError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return EXIT_DONE
+
+
+def _report(folders: Sequence[Path], json_file: str | None, quiet: bool) -> None:
+    from dflash.results.report_files import write_report
+    from dflash.results.store import load_run
+    from dflash.results.summary import summarise_run
+    from dflash.results.tables import print_summary
+
+    runs = [load_run(folder) for folder in folders]  # all are read before anything is written
+    summaries = [summarise_run(run) for run in runs]
+    for run, summary in zip(runs, summaries, strict=True):
+        try:
+            paths = write_report(run, summary=summary)
+        except OSError as error:
+            raise UsageError(f"cannot write the report of {run.folder}: {error}") from error
+        if json_file != STANDARD_OUTPUT and not quiet:
+            print_summary(run, summary)
+            print(f"Report: {paths[0]}")
+    if json_file is not None:
+        _write_json(runs, summaries, json_file)
+
+
+def _write_json(runs: Sequence[Run], summaries: Sequence[RunSummary], json_file: str) -> None:
+    """One run: its document. Several: `{"exit_code", "runs": [document, ...]}`."""
+    from dflash.results.atomic_file import write_file
+    from dflash.results.document import json_document
+
+    documents = [json_document(run, summary, EXIT_DONE) for run, summary in zip(runs, summaries, strict=True)]
+    document: dict[str, Any] = (
+        documents[0] if len(documents) == 1 else {"exit_code": EXIT_DONE, "runs": documents}
+    )
+    text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    if json_file == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        return
+    try:
+        write_file(Path(json_file), text.encode())
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {json_file}: {error}", "name a file in a folder that exists"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""A run -> its report in Markdown. Pure: the words and tables; pictures are given by name.
+
+A report can always be written: where a number is missing, `n/a` stands and below the table the reason.
+Text that a model, a server, a file or a user made is escaped. Headings are the anchors; they do not change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from dflash.results import markdown_sections as sections
+from dflash.results.markdown_text import code_block, escape, table
+from dflash.results.records import RunInfo
+from dflash.results.store import Run
+from dflash.results.summary import Group, RunSummary
+from dflash.results.tables import (
+    UNKNOWN,
+    finding_lines,
+    format_number,
+    format_times,
+    group_title,
+    headline,
+    target_line,
+)
+
+METHODOLOGY = "../../METHODOLOGY.md"
+
+# One line per metric of the report.
+MEANINGS = {
+    "speedup": "baseline TPOT / arm TPOT, pooled over requests completed in both, each with a decode token",
+    "end to end": "sum of the baseline's request times / that of the arm's, same requests (`e2el_speedup`)",
+    "decode speed": "decode tokens / decode time, pooled (`decode_tok_s`); the prefill is in neither",
+    "TTFT": "time from sending a request to its first output token, mean over requests (`ttft_s`)",
+    "TPOT": "decode time / decode tokens, pooled (`tpot_s`)",
+    "step time": "decode time / decode steps (`decode_step_s`); a step: one target forward after prefill",
+    "acceptance length": "tokens delivered per decode step, the target's own token included, pooled: 1..B",
+    "request mean": "mean over requests of each one's acceptance length: all weigh the same",
+    "as engines count": "1 + accepted / verify steps, cut tokens included (`acceptance_length_untrimmed`)",
+    "break-even": "arm step time / baseline TPOT: with a lower acceptance length the arm is slower",
+    "agreement": "share of prompts whose greedy output equals the baseline's, by token ids where known",
+    "output ratio": "arm output tokens / baseline output tokens, over requests completed in both",
+    "acceptance rate": "accepted draft tokens / drafted tokens, pooled, untrimmed; not the acceptance length",
+    "B, B-1": "tokens in one verify forward: 1 anchor that is already known, and B-1 draft tokens",
+    "[low, high]": "95 % percentile bootstrap over prompts (2,000 resamples, seed 0, one draw for both arms); "
+    "it covers the choice of prompts, not restarts of the engine",
+}
+
+
+def render_report(run: Run, summary: RunSummary, pictures: Sequence[Path] = ()) -> str:
+    """The whole report. `pictures` are named relative to the report's own folder."""
+    names = {Path(picture).name for picture in pictures}
+    parts = [f"# {escape(run.info.name)}", *_answer(run.info, summary)]
+    parts += _section("Speed", summary, sections.speed, names, ("speedup.png", "decode_speed.png"))
+    if summary.averages:
+        parts += _averages(summary)
+    parts += _section("Acceptance", summary, sections.acceptance, names, ())
+    parts += _section(
+        "Histogram and positions",
+        summary,
+        sections.histograms,
+        names,
+        ("acceptance_histogram.png", "acceptance_per_position.png"),
+    )
+    parts += _section("Agreement", summary, sections.agreement, names, ())
+    parts += _section("Output lengths", summary, sections.output_lengths, names, ("output_lengths.png",))
+    parts += _section("Where the time goes", summary, sections.step_time, names, ())
+    parts += _section("Memory", summary, sections.memory, names, ())
+    parts += _section("By category", summary, sections.categories, names, ("categories.png",))
+    parts += _section("Errors", summary, sections.errors, names, ())
+    parts += ["## Findings", *_findings(summary)]
+    parts += ["## What the numbers mean", *_meanings()]
+    parts += ["## Machine and versions", *_settings(run.info.environment, "No fingerprint was recorded.")]
+    parts += ["## Settings", *_settings(run.info.config, "No settings were recorded.")]
+    parts += _workloads(summary)
+    parts += ["## Command", code_block(run.info.command or UNKNOWN)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _answer(info: RunInfo, summary: RunSummary) -> list[str]:
+    parts = []
+    if not summary.groups:
+        parts.append("**No cell was planned in this run: there is nothing to report.**")
+    for group in summary.groups:
+        lead = f"{escape(group_title(group.first))}: " if len(summary.groups) > 1 else ""
+        parts.append(f"{lead}**{escape(headline(group))}**")
+    if summary.groups:
+        first = summary.groups[0].first
+        parts.append(escape(f"{group_title(first)}; {target_line(first)}."))
+    parts.append(f"Measured {escape(info.created_at)} with dflash {escape(info.dflash_version or UNKNOWN)}.")
+    parts += [f"Note: {escape(note)}" for note in info.notes]
+    return parts
+
+
+def _section(
+    title: str,
+    summary: RunSummary,
+    render: Callable[[Group], list[str]],
+    names: set[str],
+    pictures: Iterable[str],
+) -> list[str]:
+    parts = [f"## {title}"]
+    for group in summary.groups:
+        body = render(group)
+        if len(summary.groups) > 1:
+            body = [f"### {title}: {escape(group_title(group.first))}", *body]
+        parts += body
+    if not summary.groups:
+        parts.append("Nothing was run.")
+    return parts + [f"![{_alternative(name)}]({name})" for name in pictures if name in names]
+
+
+def _alternative(name: str) -> str:
+    return name.removesuffix(".png").replace("_", " ")
+
+
+def _averages(summary: RunSummary) -> list[str]:
+    rows = [
+        [
+            escape(average.arm_label),
+            escape(average.backend),
+            str(average.concurrency),
+            str(average.num_datasets),
+            format_times(average.speedup),
+            format_number(average.acceptance_length),
+        ]
+        for average in summary.averages
+    ]
+    header = [
+        "arm",
+        "backend",
+        "concurrency",
+        "data sets",
+        "speedup (geometric mean)",
+        "acceptance length (arithmetic mean)",
+    ]
+    return ["## Averages over data sets", table(header, rows)]
+
+
+def _findings(summary: RunSummary) -> list[str]:
+    lines = []
+    for group in summary.groups:
+        lead = f"{escape(group_title(group.first))}, " if len(summary.groups) > 1 else ""
+        lines += [
+            f"- **{finding.severity}** ({lead}{escape(labels)}): {escape(finding.sentence)} "
+            f"(`{finding.code}`)"
+            for finding, labels in finding_lines(group)
+        ]
+    for cell in summary.cells:
+        lines += [f"- note ({escape(cell.cell.arm.label)}): {escape(note)}" for note in cell.cell.notes]
+    return ["\n".join(lines) or "None: every identity holds and nothing needs a warning."]
+
+
+def _meanings() -> list[str]:
+    rows = [[f"**{name}**", meaning] for name, meaning in MEANINGS.items()]
+    return [
+        table(["figure", "definition"], rows, num_left=2),
+        f"How each is measured, and its traps: [METHODOLOGY.md]({METHODOLOGY}).",
+    ]
+
+
+def _workloads(summary: RunSummary) -> list[str]:
+    """Of every group: what was decoded, then what each arm was."""
+    parts = []
+    for group in summary.groups:
+        workload = {
+            item.name: getattr(group.first.workload, item.name) for item in fields(group.first.workload)
+        }
+        parts += [f"Workload and arms of {escape(group_title(group.first))}:", *_settings(workload, "")]
+        rows = [
+            [
+                escape(_shown(value))
+                for value in (
+                    cell.cell.arm.label,
+                    cell.cell.cell_id,
+                    cell.cell.status,
+                    cell.cell.arm.draft,
+                    cell.cell.arm.draft_revision,
+                    cell.cell.arm.acceptance_rule,
+                    " ".join(cell.cell.arm.server_args) or None,
+                )
+            ]
+            for cell in group.cells
+        ]
+        header = ["arm", "cell", "status", "draft", "draft revision", "acceptance rule", "server arguments"]
+        parts.append(table(header, rows, num_left=len(header)))
+    return parts
+
+
+def _settings(settings: Mapping[str, Any], otherwise: str) -> list[str]:
+    rows = [[f"`{_code(name)}`", escape(_shown(value))] for name, value in _flattened(settings)]
+    return [table(["setting", "value"], rows, num_left=2)] if rows else [otherwise]
+
+
+def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return UNKNOWN
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _code(text: str) -> str:
+    return re.sub(r"[`|\s]+", " ", str(text))

@@ -1,0 +1,390 @@
+"""The sections of a report that show one group of comparable cells: each returns its paragraphs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflash.results import metrics
+from dflash.results.acceptance_plots import histogram_of
+from dflash.results.markdown_text import bullets, escape, table
+from dflash.results.records import DifferenceRecord
+from dflash.results.stats import percentile
+from dflash.results.summary import CellSummary, Group
+from dflash.results.tables import (
+    FASTEST_MARK,
+    UNKNOWN,
+    format_agreement,
+    format_count,
+    format_counts,
+    format_mib,
+    format_ms,
+    format_number,
+    format_percent,
+    format_rate,
+    format_speedup,
+    format_times,
+    format_with_bounds,
+)
+from dflash.results.verify import OUTPUT_LENGTH_RATIO_RANGE
+from dflash.results.verify_pair import is_near_tie, near_tie_logit_gap
+
+_MAX_ERRORS = 20
+_NO_DRAFTING_ARM = "No arm that drafts was run."
+
+
+def speed(group: Group) -> list[str]:
+    """The main table, then why numbers are missing."""
+    header = [
+        "arm",
+        "B",
+        "B-1",
+        "speedup",
+        "end to end",
+        "decode tok/s",
+        "baseline tok/s",
+        "TTFT ms",
+        "TPOT ms",
+        "step ms",
+        "acceptance length",
+        "request mean",
+        "break-even",
+        "agreement",
+        "output ratio",
+        "completed",
+    ]
+    return [table(header, [_speed_row(group, cell) for cell in group.cells]), *_speed_notes(group)]
+
+
+def _speed_row(group: Group, cell: CellSummary) -> list[str]:
+    block_size = cell.cell.arm.block_size
+    is_baseline = cell.cell.arm.is_baseline
+    baseline = next((other for other in group.cells if other.cell.cell_id == cell.baseline_cell_id), None)
+    mark = f"{FASTEST_MARK} " if cell.cell.cell_id == group.fastest_cell_id else ""
+    paired = "reference" if is_baseline else UNKNOWN
+    return [
+        f"{mark}**{escape(cell.cell.arm.label)}**",
+        "-" if is_baseline else format_count(block_size),
+        "-" if is_baseline else format_count(None if block_size is None else block_size - 1),
+        paired if cell.interval("speedup") is None else format_speedup(cell.interval("speedup")),
+        paired if cell.interval("e2el_speedup") is None else format_speedup(cell.interval("e2el_speedup")),
+        format_with_bounds(cell.interval("decode_tok_s"), 1),
+        "-" if is_baseline else format_rate(None if baseline is None else baseline.number("decode_tok_s")),
+        format_ms(cell.number("ttft_s")),
+        format_ms(cell.number("tpot_s")),
+        format_ms(cell.number("decode_step_s")),
+        format_with_bounds(cell.interval("acceptance_length")),
+        format_number(cell.number("acceptance_length_request_mean")),
+        "-" if is_baseline else format_number(cell.number("break_even_acceptance_length")),
+        "-" if is_baseline else format_agreement(cell.interval("agreement")),
+        "-" if is_baseline else format_number(cell.number("output_length_ratio")),
+        f"{cell.num_completed} of {len(cell.records)}",
+    ]
+
+
+def _speed_notes(group: Group) -> list[str]:
+    lines = []
+    for cell in group.cells:
+        label = f"**{escape(cell.cell.arm.label)}**"
+        if cell.why_no_speed is not None:
+            lines.append(f"{label}: no decode speed, because {escape(cell.why_no_speed)}.")
+        if cell.cell.arm.is_baseline:
+            continue
+        if cell.why_no_speedup is not None:
+            lines.append(f"{label}: no speedup, because {escape(cell.why_no_speedup)}.")
+        elif cell.pairing is not None and cell.pairing.left_out:
+            left_out = format_counts(cell.pairing.left_out)
+            lines.append(
+                f"{label}: the speedup is over {len(cell.pairing.pairs)} pairs; left out: {escape(left_out)}."
+            )
+        agreeing = _agreeing(cell)
+        if agreeing:
+            lines.append(f"{label}: {agreeing}")
+    return [bullets(lines)] if lines else []
+
+
+def _agreeing(cell: CellSummary) -> str:
+    """The speedup over prompts with equal outputs, where lengths or outputs differ."""
+    length_ratio, agreement = cell.number("output_length_ratio"), cell.number("agreement")
+    low, high = OUTPUT_LENGTH_RATIO_RANGE
+    differs = (
+        (length_ratio is not None and not low <= length_ratio <= high)
+        or (agreement or 1) < 1
+        or agreement == 0
+    )
+    if not differs:
+        return ""
+    value = cell.number("speedup_agreeing")
+    if value is None:
+        return "outputs differ, and there is no speedup over prompts with equal outputs."
+    return f"over the prompts with equal outputs alone the speedup is {format_times(value)}."
+
+
+def acceptance(group: Group) -> list[str]:
+    """Every form of the acceptance length, each under its name."""
+    cells = _drafting(group)
+    if not cells:
+        return [_NO_DRAFTING_ARM]
+    header = [
+        "arm",
+        "acceptance length",
+        "request mean",
+        "as engines count",
+        "as engines count, request mean",
+        "acceptance rate",
+        "speedup, paper's form",
+    ]
+    rows = [
+        [
+            escape(cell.cell.arm.label),
+            format_with_bounds(cell.interval("acceptance_length")),
+            format_number(cell.number("acceptance_length_request_mean")),
+            format_with_bounds(cell.interval("acceptance_length_untrimmed")),
+            format_number(cell.number("acceptance_length_untrimmed_request_mean")),
+            format_percent(cell.number("acceptance_rate")),
+            format_times(cell.number("speedup_mean_tpot")),
+        ]
+        for cell in cells
+    ]
+    words = (
+        "Compare only `as engines count, request mean` and the speedup in the paper's form (a ratio of "
+        "mean TPOTs over all "
+        "output tokens) with published tables."
+    )
+    return [table(header, rows), words]
+
+
+def histograms(group: Group) -> list[str]:
+    """Steps by tokens, then acceptance per draft position, joint and conditional."""
+    cells = [cell for cell in _drafting(group) if histogram_of(cell) is not None]
+    if not cells:
+        return ["No histogram was measured." if _drafting(group) else _NO_DRAFTING_ARM]
+    parts = ["Decode steps by the tokens that they gave (% of the arm's steps):", _histogram_table(cells)]
+    curves = [cell for cell in cells if cell.numbers("acceptance_rate_per_position")]
+    if curves:
+        words = (
+            "Acceptance per draft position, `joint / conditional`. Joint: % of all verify steps. "
+            "Conditional: % of the "
+            "steps that accepted the position before. Tokens cut by a stop or the limit are counted."
+        )
+        parts += [words, _position_table(curves)]
+    return parts
+
+
+def _histogram_table(cells: Sequence[CellSummary]) -> str:
+    known = [(cell, found) for cell in cells if (found := histogram_of(cell)) is not None]
+    width = max(len(histogram) for _, (_, histogram) in known)
+    rows = []
+    for cell, (name, histogram) in known:
+        total = sum(count or 0 for count in histogram)
+        shares = [format_percent((count or 0) / total) for count in histogram]
+        form = "delivered" if name == "acceptance_histogram" else "untrimmed"
+        rows.append([escape(cell.cell.arm.label), form, f"{total:,.0f}", *_filled(shares, width)])
+    return table(["arm", "form", "steps", *(str(k) for k in range(1, width + 1))], rows, num_left=2)
+
+
+def _position_table(cells: Sequence[CellSummary]) -> str:
+    width = max(len(cell.numbers("acceptance_rate_per_position") or ()) for cell in cells)
+    rows = []
+    for cell in cells:
+        joint = cell.numbers("acceptance_rate_per_position") or ()
+        conditional = cell.numbers("acceptance_rate_per_position_conditional") or ()
+        shown = [
+            f"{format_percent(first)} / {format_percent(second)}"
+            for first, second in zip(joint, conditional, strict=True)
+        ]
+        rows.append([escape(cell.cell.arm.label), *_filled(shown, width)])
+    return table(["arm", *(f"position {i}" for i in range(1, width + 1))], rows)
+
+
+def agreement(group: Group) -> list[str]:
+    """Whether the output changed, and every place where it did."""
+    cells = _drafting(group)
+    if not cells:
+        return [_NO_DRAFTING_ARM]
+    lines, rows = [], []
+    for cell in cells:
+        label = escape(cell.cell.arm.label)
+        value = cell.interval("agreement")
+        if value is None:
+            lines.append(
+                f"**{label}**: n/a, because {escape(cell.why_no_agreement or 'it was not measured')}."
+            )
+        elif value.value == 1:
+            lines.append(f"**{label}**: every compared output equals the baseline's.")
+        else:
+            lines.append(f"**{label}**: {format_agreement(value)} of the prompts give the baseline's output.")
+        rows += [
+            [label, *_difference_row(difference, cell.cell.workload.dtype)] for difference in cell.differences
+        ]
+    parts = [bullets(lines)]
+    if rows:
+        header = [
+            "arm",
+            "prompt",
+            "turn",
+            "repeat",
+            "position",
+            "baseline token",
+            "arm token",
+            "logit gap",
+            "verdict",
+        ]
+        dtype = group.first.workload.dtype
+        words = (
+            "Logit gap: between the target's two best next tokens at the first difference, from one "
+            "forward after both "
+            f"clocks had stopped. Up to {near_tie_logit_gap(dtype):g} (for {dtype}) it is called a "
+            f"near-tie, which "
+            "rounding can turn; above, a fault."
+        )
+        parts += [table(header, rows, num_left=2), escape(words)]
+    return parts
+
+
+def _difference_row(difference: DifferenceRecord, dtype: str) -> list[str]:
+    ended = "(ended)"
+    gap = difference.logit_gap
+    return [
+        escape(difference.prompt_id),
+        str(difference.turn),
+        str(difference.repeat),
+        str(difference.position),
+        ended if difference.baseline_token_id is None else str(difference.baseline_token_id),
+        ended if difference.arm_token_id is None else str(difference.arm_token_id),
+        UNKNOWN if gap is None else f"{gap:.3g}",
+        {None: UNKNOWN, True: "near-tie", False: "**fault**"}[is_near_tie(difference, dtype)],
+    ]
+
+
+def output_lengths(group: Group) -> list[str]:
+    """How long the outputs were in each arm, and why they ended."""
+    header = ["arm", "mean", "shortest", "median", "longest", "stop token", "limit", "cancelled", "error"]
+    rows = []
+    for cell in group.cells:
+        lengths = [
+            n for record in metrics.completed(cell.records) if (n := record.num_output_tokens) is not None
+        ]
+        counts = [
+            str(cell.finish_reasons.get(reason, 0)) for reason in ("stop", "length", "cancelled", "error")
+        ]
+        rows.append(
+            [
+                escape(cell.cell.arm.label),
+                format_number(cell.number("output_tokens_mean"), 1),
+                format_count(min(lengths, default=None)),
+                format_number(percentile(lengths, 50), 1),
+                format_count(max(lengths, default=None)),
+                *counts,
+            ]
+        )
+    return [table(header, rows)]
+
+
+def step_time(group: Group) -> list[str]:
+    """Step time, split into draft and verify where the engine tells."""
+    header = [
+        "arm",
+        "step ms",
+        "draft ms",
+        "verify ms",
+        "rest ms",
+        "TTFT p50 ms",
+        "p90",
+        "p99",
+        "TPOT p50 ms",
+        "p90",
+        "p99",
+    ]
+    rows = []
+    for cell in group.cells:
+        step, draft, verify = (cell.number(f"{name}_step_s") for name in ("decode", "draft", "verify"))
+        rest = None if step is None or verify is None or (draft is None) else step - draft - verify
+        tails = [
+            cell.number(f"{name}_p{percent}") for name in ("ttft_s", "tpot_s") for percent in (50, 90, 99)
+        ]
+        rows.append([escape(cell.cell.arm.label), *map(format_ms, (step, draft, verify, rest, *tails))])
+    return [table(header, rows), "Draft and verify are per step; rest is what the loop itself costs."]
+
+
+def memory(group: Group) -> list[str]:
+    """Peak memory of each arm, weights excluded and included."""
+    if all(cell.number("peak_memory_bytes") is None for cell in group.cells):
+        return ["Memory was not measured."]
+    rows = [
+        [
+            escape(cell.cell.arm.label),
+            format_mib(cell.number("peak_memory_bytes")),
+            format_mib(cell.cell.weights_bytes),
+            format_mib(cell.number("peak_memory_with_weights_bytes")),
+        ]
+        for cell in group.cells
+    ]
+    return [table(["arm", "peak above the weights, MiB", "weights, MiB", "peak with weights, MiB"], rows)]
+
+
+def categories(group: Group) -> list[str]:
+    """The main numbers by category of prompt."""
+    rows = [
+        [
+            escape(category.category),
+            escape(cell.cell.arm.label),
+            str(category.num_completed),
+            format_speedup(category.interval("speedup")),
+            format_rate(category.number("decode_tok_s")),
+            format_with_bounds(category.interval("acceptance_length")),
+            format_percent(category.number("agreement")),
+            format_number(category.number("output_tokens_mean"), 1),
+        ]
+        for cell in group.cells
+        if not cell.cell.arm.is_baseline
+        for category in cell.categories
+    ]
+    if not rows:
+        return ["The prompts have no categories." if _drafting(group) else _NO_DRAFTING_ARM]
+    rows.sort(key=lambda row: row[0])
+    header = [
+        "category",
+        "arm",
+        "completed",
+        "speedup",
+        "decode tok/s",
+        "acceptance length",
+        "agreement",
+        "output tokens",
+    ]
+    return [table(header, rows, num_left=2)]
+
+
+def errors(group: Group) -> list[str]:
+    """Failed requests by kind, with their messages."""
+    failed = [
+        (cell, record) for cell in group.cells for record in cell.records if record.finish_reason == "error"
+    ]
+    if not failed:
+        return ["No request failed."]
+    counts = [
+        f"**{escape(cell.cell.arm.label)}**: {escape(format_counts(cell.error_kinds))}"
+        for cell in group.cells
+        if cell.error_kinds
+    ]
+    rows = [
+        [
+            escape(cell.cell.arm.label),
+            escape(record.prompt_id),
+            escape(record.error_kind or "unknown"),
+            escape(record.error_message or UNKNOWN),
+        ]
+        for cell, record in failed[:_MAX_ERRORS]
+    ]
+    parts = [bullets(counts), table(["arm", "prompt", "kind", "message"], rows, num_left=4)]
+    if len(failed) > _MAX_ERRORS:
+        parts.append(f"The first {_MAX_ERRORS} of {len(failed)} are shown; all are in `records.jsonl`.")
+    return parts
+
+
+def _drafting(group: Group) -> list[CellSummary]:
+    return [cell for cell in group.cells if not cell.cell.arm.is_baseline]
+
+
+def _filled(cells: Sequence[str], width: int) -> list[str]:
+    return [*cells, *[""] * (width - len(cells))]

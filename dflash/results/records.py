@@ -75,6 +75,7 @@ class OutputRecord:
     prompt_id: str
     turn: int = 0
     repeat: int = 0
+    segment: int = 0  # as in the request's record: tells a superseded attempt from the last one
     output_ids: tuple[int, ...] | None = None
     text: str | None = None
 
@@ -87,6 +88,7 @@ class ChunkRecord:
     prompt_id: str
     turn: int = 0
     repeat: int = 0
+    segment: int = 0  # as in the request's record: tells a superseded attempt from the last one
     gaps_ns: tuple[int, ...] = ()  # [i] = arrival of chunk i+1 minus arrival of chunk i
     num_tokens: tuple[int, ...] = ()  # [i] = tokens delivered in chunk i; one longer than gaps_ns
     num_accepted: tuple[int, ...] | None = None  # [i] = draft tokens accepted at verify step i, untrimmed
@@ -100,6 +102,7 @@ class DifferenceRecord:
     prompt_id: str
     turn: int = 0
     repeat: int = 0
+    segment: int = 0  # as in the request's record: tells a superseded attempt from the last one
     position: int = 0  # index of the first output token that differs (one output may just be longer)
     baseline_token_id: int | None = None  # None: the baseline had ended
     arm_token_id: int | None = None

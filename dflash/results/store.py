@@ -1,16 +1,46 @@
-"""Run folders: write as results come, read back, repair nothing silently."""
+"""Run folders: write as results come, read back, repair nothing silently.
+
+A run folder holds `run.json` and one JSON-lines file per kind of record. A unit (one prompt of a workload
+with all its arms) may have been begun in one process and run again in a later one; readers see only its last
+attempt.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeVar
 
-from dflash.results.records import ChunkRecord, DifferenceRecord, OutputRecord, RequestRecord, RunInfo
+from dflash.errors import UsageError
+from dflash.results.atomic_file import write_file
+from dflash.results.line_format import decode_info, decode_line, encode_info, encode_line
+from dflash.results.records import (
+    ChunkRecord,
+    DifferenceRecord,
+    OutputRecord,
+    RequestRecord,
+    RunInfo,
+)
 
 if TYPE_CHECKING:
     import pandas
+
+INFO_FILE = "run.json"
+RECORDS_FILE = "records.jsonl"
+OUTPUTS_FILE = "outputs.jsonl"
+CHUNKS_FILE = "chunks.jsonl"
+DIFFERENCES_FILE = "differences.jsonl"
+
+AnyRecord = RequestRecord | OutputRecord | ChunkRecord | DifferenceRecord
+Line = TypeVar("Line", RequestRecord, OutputRecord, ChunkRecord, DifferenceRecord)
+FILE_OF: dict[type[AnyRecord], str] = {
+    RequestRecord: RECORDS_FILE,
+    OutputRecord: OUTPUTS_FILE,
+    ChunkRecord: CHUNKS_FILE,
+    DifferenceRecord: DIFFERENCES_FILE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,18 +49,241 @@ class Run:
 
     folder: Path
     info: RunInfo
-    records: tuple[RequestRecord, ...]
+    records: tuple[RequestRecord, ...]  # of the last attempt at each unit, in the order in which they came
     differences: tuple[DifferenceRecord, ...] = ()
 
     def outputs(self) -> Iterator[OutputRecord]:
-        raise NotImplementedError
+        """What the requests in `records` said; nothing where outputs were not saved."""
+        return self._of_last_attempts(OutputRecord)
 
     def chunks(self) -> Iterator[ChunkRecord]:
-        raise NotImplementedError
+        """When the tokens of the requests in `records` came."""
+        return self._of_last_attempts(ChunkRecord)
 
     def to_pandas(self) -> pandas.DataFrame:
-        raise NotImplementedError
+        """One row per request: the fields of its record, and its cell's backend, data set, arm and load."""
+        import pandas
+
+        cells = {cell.cell_id: cell for cell in self.info.cells}
+        names = [item.name for item in fields(RequestRecord)]
+        rows = []
+        for record in self.records:
+            row = {name: getattr(record, name) for name in names}
+            cell = cells.get(record.cell_id)
+            if cell is not None:
+                row |= {
+                    "backend": cell.backend,
+                    "dataset": cell.workload.dataset,
+                    "arm": cell.arm.name,
+                    "block_size": cell.arm.block_size,
+                    "concurrency": cell.workload.concurrency,
+                }
+            rows.append(row)
+        columns = [*names, "backend", "dataset", "arm", "block_size", "concurrency"]
+        frame: pandas.DataFrame = pandas.DataFrame(rows, columns=columns)
+        return frame
+
+    def _of_last_attempts(self, kind: type[Line]) -> Iterator[Line]:
+        segments = {_attempt_key(record): record.segment for record in self.records}
+        for line in _read_lines(self.folder, kind)[0]:
+            if segments.get(_attempt_key(line)) == line.segment:
+                yield line
 
 
 def load_run(path: str | Path) -> Run:
-    raise NotImplementedError
+    """Read the run in folder `path`.
+
+    A last line that a crash cut short is passed over and said in `Run.info.notes`.
+
+    Raises:
+        UsageError: no such run, a run of a later format, or a damaged file.
+    """
+    folder = Path(path)
+    info = read_info(folder)
+    records, torn_records = _read_lines(folder, RequestRecord)
+    differences, torn_differences = _read_lines(folder, DifferenceRecord)
+    records = last_attempts(info, records)
+    segments = {_attempt_key(record): record.segment for record in records}
+    differences = [item for item in differences if segments.get(_attempt_key(item)) == item.segment]
+    notes = [note for note in (torn_records, torn_differences) if note is not None]
+    info = replace(info, notes=(*info.notes, *notes))
+    return Run(folder, info, tuple(records), tuple(differences))
+
+
+def read_info(folder: Path) -> RunInfo:
+    """`run.json` of the run in `folder`.
+
+    Raises:
+        UsageError: no such run, a later format, or a damaged file.
+    """
+    if not folder.exists():
+        raise UsageError(f"there is no run at {folder}", "name the folder of a run, such as reports/NAME")
+    try:
+        content = (folder / INFO_FILE).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"{folder} is not a run folder: it holds no {INFO_FILE}", "name the folder of a run"
+        ) from None
+    return decode_info(content, folder.name)
+
+
+def last_attempts(info: RunInfo, records: list[RequestRecord]) -> list[RequestRecord]:
+    """The records of the latest segment that touched their unit (workload, backend, prompt, repeat).
+
+    All arms of a unit run back to back in one process, so a unit that is run again replaces all of its rows.
+    """
+    groups = {cell.cell_id: (cell.workload_id, cell.backend) for cell in info.cells}
+
+    def unit(record: RequestRecord) -> tuple[object, ...]:
+        return (groups.get(record.cell_id, record.cell_id), record.prompt_id, record.repeat)
+
+    latest: dict[tuple[object, ...], int] = {}
+    for record in records:
+        latest[unit(record)] = max(record.segment, latest.get(unit(record), 0))
+    return [record for record in records if record.segment == latest[unit(record)]]
+
+
+class RunWriter:
+    """The one process that writes a run. Every line is on its way to the disk when `append` returns.
+
+    Args:
+        folder: made where it does not exist.
+
+    Raises:
+        UsageError: the folder holds something else, cannot be written, or another process writes this run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, IO[bytes]] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            known = (RECORDS_FILE, f".{INFO_FILE}")  # what a crash at the very start may leave
+            foreign = [item.name for item in folder.iterdir() if not item.name.startswith(known)]
+            if foreign and not (folder / INFO_FILE).exists():
+                raise UsageError(f"{folder} exists and is not a run folder", "choose another name by --run")
+            records = (folder / RECORDS_FILE).open("ab", buffering=0)
+        except OSError as error:
+            raise _cannot_write(folder, error) from error
+        self._files[RECORDS_FILE] = records
+        self._lock(records)
+
+    @property
+    def is_new(self) -> bool:
+        return not (self.folder / INFO_FILE).exists()
+
+    def repair(self) -> tuple[str, ...]:
+        """Cut the torn last lines that a crash left, so that what is appended stays apart.
+
+        Returns what was cut, in words.
+        """
+        notes = []
+        for kind, name in FILE_OF.items():
+            path = self.folder / name
+            if not path.exists():
+                continue
+            content = path.read_bytes()
+            complete, rest = _split_torn(content)
+            if not rest:
+                continue
+            with path.open("r+b") as file:
+                if _is_record(rest, kind):
+                    file.seek(0, os.SEEK_END)
+                    file.write(b"\n")
+                else:
+                    file.truncate(len(complete))
+                    notes.append(_torn_note(name, content, "was cut off when the run was resumed"))
+        return tuple(notes)
+
+    def write_info(self, info: RunInfo) -> None:
+        """Replace `run.json` in one step."""
+        path = self.folder / INFO_FILE
+        try:
+            write_file(path, encode_info(info))
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+
+    def append(self, record: AnyRecord) -> None:
+        """Add one line to the file of its kind."""
+        name = FILE_OF[type(record)]
+        try:
+            if name not in self._files:
+                self._files[name] = (self.folder / name).open("ab", buffering=0)
+            line = encode_line(record)
+            if self._files[name].write(line) != len(line):
+                raise OSError("the disk is full")
+        except OSError as error:
+            raise _cannot_write(self.folder / name, error) from error
+
+    def close(self) -> None:
+        """Let go of the files and of the lock; safe to call twice."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _lock(self, file: IO[bytes]) -> None:
+        try:
+            import fcntl
+        except ImportError:  # Windows: the run is not guarded against a second process
+            return
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise UsageError(
+                f"run {self.folder.name!r} is being written by another process",
+                "wait until it has ended, or choose another name by --run",
+            ) from None
+
+
+def _attempt_key(record: AnyRecord) -> tuple[str, str, int, int]:
+    return (record.cell_id, record.prompt_id, record.turn, record.repeat)
+
+
+def _read_lines(folder: Path, kind: type[Line]) -> tuple[list[Line], str | None]:
+    """All records of a kind, and a note where the last line was torn."""
+    name = FILE_OF[kind]
+    try:
+        content = (folder / name).read_bytes()
+    except FileNotFoundError:
+        return [], None
+    complete, rest = _split_torn(content)
+    records: list[Line] = []
+    for number, line in enumerate(complete.splitlines(), start=1):
+        try:
+            records.append(decode_line(line, kind))
+        except ValueError as error:
+            raise UsageError(
+                f"line {number} of {name} in run {folder.name!r} cannot be read ({error})",
+                "the file was damaged or edited: restore it, or delete that line",
+            ) from error
+    if not rest:
+        return records, None
+    if _is_record(rest, kind):
+        records.append(decode_line(rest, kind))
+        return records, None
+    return records, _torn_note(name, content, "was cut short by a crash and is passed over")
+
+
+def _split_torn(content: bytes) -> tuple[bytes, bytes]:
+    """Everything up to the last newline, and what follows it."""
+    end = content.rfind(b"\n") + 1
+    return content[:end], content[end:]
+
+
+def _is_record(line: bytes, kind: type[AnyRecord]) -> bool:
+    try:
+        decode_line(line, kind)
+    except ValueError:
+        return False
+    return True
+
+
+def _torn_note(name: str, content: bytes, what: str) -> str:
+    return f"line {content.count(bytes([10])) + 1} of {name} {what}"
+
+
+def _cannot_write(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot write {path} ({error.strerror or error})", "free space, or choose another --output-dir"
+    )

@@ -1,0 +1,120 @@
+"""Records <-> JSON. Pure.
+
+A field that holds its default is left out of a line, so `None` ("not measured") takes no room. Unknown
+fields are passed over: a later release may add some without a new format version. A field of the wrong type
+is refused.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import orjson
+
+from dflash.errors import UsageError
+from dflash.results.records import FORMAT_VERSION, RequestRecord, RunInfo
+
+Record = TypeVar("Record")
+_ALWAYS_WRITTEN = {RequestRecord: ("finish_reason",)}
+
+
+def encode_line(record: Any) -> bytes:
+    """One record as one JSON line, newline included."""
+    always = _ALWAYS_WRITTEN.get(type(record), ())
+    values = {
+        item.name: getattr(record, item.name)
+        for item in fields(record)
+        if item.default is MISSING or item.name in always or getattr(record, item.name) != item.default
+    }
+    return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def decode_line(line: bytes, kind: type[Record]) -> Record:
+    """The record that a line holds.
+
+    Raises:
+        ValueError: no JSON object, a field is missing, or one has the wrong type.
+    """
+    return _decode_object(orjson.loads(line), kind)
+
+
+def encode_info(info: RunInfo) -> bytes:
+    """`run.json`, for people and programs."""
+    return orjson.dumps(info, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_INDENT_2)
+
+
+def decode_info(content: bytes, name: str) -> RunInfo:
+    """What `run.json` of run `name` says.
+
+    Raises:
+        UsageError: it cannot be read, or was written by a later release.
+    """
+    try:
+        values = orjson.loads(content)
+        version = values.get("format_version") if isinstance(values, dict) else None
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise UsageError(
+                f"run {name!r} has format {version}, and this release reads up to {FORMAT_VERSION}",
+                "use a newer dflash",
+            )
+        if version != FORMAT_VERSION:
+            raise ValueError(f"format_version is {version!r}")
+        return _decode_object(values, RunInfo)
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(
+            f"run.json of run {name!r} cannot be read ({error})", "restore it from a copy"
+        ) from error
+
+
+def _decode_object(values: Any, kind: type[Record]) -> Record:
+    if not isinstance(values, dict):
+        raise ValueError(f"no JSON object, but {type(values).__name__}")
+    known: dict[str, Any] = {}
+    for name, (hint, required) in _field_types(kind).items():  # type: ignore[arg-type]
+        if name in values:
+            known[name] = _decode_value(values[name], hint, name)
+        elif required:
+            raise ValueError(f"field {name!r} is missing")
+    return kind(**known)
+
+
+def _decode_value(value: Any, hint: Any, name: str) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        return _decode_value(value, next(item for item in get_args(hint) if item is not types.NoneType), name)
+    if hint is Any:
+        return value
+    if origin is Literal:
+        if value in get_args(hint):
+            return value
+    elif origin is tuple:
+        if isinstance(value, list):
+            return tuple(_decode_value(item, get_args(hint)[0], name) for item in value)
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        if isinstance(value, dict):
+            return value
+    elif is_dataclass(hint):
+        return _decode_object(value, hint)  # type: ignore[arg-type]
+    elif hint is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise ValueError(f"field {name!r} is {value!r}"[:200])
+
+
+@cache
+def _field_types(kind: type[Any]) -> dict[str, tuple[Any, bool]]:
+    hints = get_type_hints(kind)
+    return {
+        item.name: (hints[item.name], item.default is MISSING and item.default_factory is MISSING)
+        for item in fields(kind)
+    }

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from dflash.errors import UsageError
+
+ARM_NAMES = ("baseline", "dflash")
+DTYPES = ("float32", "bfloat16", "float16")
+IN_PROCESS_BACKENDS = ("transformers", "mlx", "simulated")
+DEFAULT_DATASET = "quickstart"
+MAX_RUN_NAME = 120
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,12 +23,15 @@ class BenchmarkConfig:
     """What to run. Lists make grids: every data set with every concurrency, every block size as an arm of its own.
 
     The defaults are those of the command line (`python -m dflash.benchmark --help`).
+
+    Raises:
+        UsageError: a setting is out of range, or two contradict each other.
     """
 
     backend: str = "transformers"
     model: str | None = None  # None: the quickstart pair (in process), or the server's model
     draft_model: str | None = None
-    datasets: tuple[str, ...] = ("quickstart",)
+    datasets: tuple[str, ...] = (DEFAULT_DATASET,)
     dataset_file: Path | None = None
     datasets_cache: Path | None = None
     num_prompts: int | None = None  # None: 128, or all of a smaller set
@@ -48,3 +63,132 @@ class BenchmarkConfig:
     quiet: bool = False
     list_only: bool = False
     smoke: bool = False
+
+    def __post_init__(self) -> None:
+        _check_lists(self)
+        _check_ranges(self)
+        _check_sampling(self)
+        _check_models(self)
+        _check_output(self)
+
+
+def check_concurrency(concurrencies: Sequence[int], backend: str, max_concurrency: int | None) -> None:
+    """Refuse a load that an engine cannot take (its capabilities are known before it is opened)."""
+    too_many = [value for value in concurrencies if max_concurrency is not None and value > max_concurrency]
+    if too_many:
+        raise UsageError(
+            f"--concurrency {too_many[0]}: backend {backend!r} runs at most {max_concurrency} at a time",
+            f"use --concurrency {max_concurrency}, or a backend that serves requests over HTTP",
+        )
+
+
+def _check_lists(config: BenchmarkConfig) -> None:
+    named: tuple[tuple[str, tuple[str | int, ...]], ...] = (
+        ("--dataset", config.datasets),
+        ("--concurrency", config.concurrencies),
+        ("--block-size", config.block_sizes),
+        ("--arms", config.arms),
+    )
+    for flag, values in named:
+        twice = [value for place, value in enumerate(values) if value in values[:place]]
+        if twice:
+            raise UsageError(f"{flag} names {twice[0]!r} twice", "give each value once")
+        if not values and flag != "--block-size":
+            raise UsageError(f"{flag} is empty", "give at least one value")
+    for name in config.datasets:
+        if not _WORD.fullmatch(name):
+            raise UsageError(f"--dataset {name!r} is not a data set name", "see --help for the names")
+    unknown = [name for name in config.arms if name not in ARM_NAMES]
+    if unknown:
+        raise UsageError(f"unknown arm {unknown[0]!r}", f"choose from {', '.join(ARM_NAMES)}")
+    if config.block_sizes and config.arms == ("baseline",):
+        raise UsageError(
+            "--block-size has no meaning for the baseline alone", "add the arm dflash, or drop it"
+        )
+    if config.dataset_file is not None and len(config.datasets) > 1:
+        raise UsageError("--dataset-file goes with one data set", "name one by --dataset")
+    if config.dataset_file is not None and config.datasets == (DEFAULT_DATASET,):
+        raise UsageError(
+            f"--dataset-file cannot replace the data set {DEFAULT_DATASET!r}, which is shipped",
+            "say by --dataset which data set the file holds",
+        )
+
+
+def _check_ranges(config: BenchmarkConfig) -> None:
+    at_least: tuple[tuple[str, int | None, int], ...] = (
+        ("--num-prompts", config.num_prompts, 1),
+        ("--max-new-tokens", config.max_new_tokens, 1),
+        ("--repeats", config.repeats, 1),
+        ("--warmup", config.num_warmup, 0),
+        ("--seed", config.seed, 0),
+        *(("--concurrency", value, 1) for value in config.concurrencies),
+        *(("--block-size", value, 2) for value in config.block_sizes),
+    )
+    for flag, value, lowest in at_least:
+        if value is not None and value < lowest:
+            hint = "a block is one known token and at least one draft token" if flag == "--block-size" else ""
+            raise UsageError(f"{flag} {value} is below {lowest}", hint or f"give {lowest} or more")
+    if not 0 <= config.max_error_rate <= 1:
+        raise UsageError(f"--max-error-rate {config.max_error_rate:g} is no share", "give 0 to 1")
+    if config.timeout_s is not None and not (config.timeout_s > 0 and math.isfinite(config.timeout_s)):
+        raise UsageError(f"--timeout-s {config.timeout_s:g} is no waiting time", "give seconds above 0")
+    if config.smoke and config.num_prompts not in (None, 1):
+        raise UsageError("--smoke runs one prompt per cell and contradicts --num-prompts", "drop one of them")
+    if not _WORD.fullmatch(config.reasoning):
+        raise UsageError(
+            f"--reasoning {config.reasoning!r} is no setting", "use off, on, or a level such as low"
+        )
+
+
+def _check_sampling(config: BenchmarkConfig) -> None:
+    if not (config.temperature >= 0 and math.isfinite(config.temperature)):
+        raise UsageError(f"--temperature {config.temperature:g} is no temperature", "give 0 (greedy) or more")
+    if config.temperature == 0 and not (config.top_p is None and config.top_k is None):
+        flag = "--top-p" if config.top_p is not None else "--top-k"
+        raise UsageError(
+            f"{flag} has no effect at temperature 0 (greedy)", "drop it, or set --temperature above 0"
+        )
+    if config.top_p is not None and not 0 < config.top_p <= 1:
+        raise UsageError(
+            f"--top-p {config.top_p:g} is outside (0, 1]", "give a share, or drop it for no limit"
+        )
+    if config.top_k is not None and config.top_k < 1:
+        raise UsageError(f"--top-k {config.top_k} is below 1", "give 1 or more, or drop it for no limit")
+
+
+def _check_models(config: BenchmarkConfig) -> None:
+    for flag, text in (("--model", config.model), ("--draft-model", config.draft_model)):
+        if text is not None and not text.strip():
+            raise UsageError(f"{flag} is empty", "give a model id or a folder, or drop it")
+    if config.dtype is not None and config.dtype not in DTYPES:
+        raise UsageError(f"unknown dtype {config.dtype!r}", f"choose from {', '.join(DTYPES)}")
+    if config.base_url is not None and config.backend in IN_PROCESS_BACKENDS:
+        raise UsageError(
+            f"--base-url contradicts --backend {config.backend}, which runs in this process",
+            "drop one of them",
+        )
+    if config.script is not None and config.backend != "simulated":
+        raise UsageError(
+            f"--script contradicts --backend {config.backend}", "scripts are for --backend simulated"
+        )
+    drafts = any(name != "baseline" for name in config.arms)
+    if config.backend == "transformers" and config.model and not config.draft_model and drafts:
+        raise UsageError(
+            f"no draft is named for the target {config.model!r}",
+            "add --draft-model, or --arms baseline to measure plain decoding only",
+        )
+
+
+def _check_output(config: BenchmarkConfig) -> None:
+    name = config.run_name
+    if name is not None and (not _WORD.fullmatch(name) or len(name) > MAX_RUN_NAME):
+        raise UsageError(
+            f"--run {name!r} is no run name",
+            "use letters, digits, '.', '_', '+', '-', a letter or digit first; the folder goes into --output-dir",
+        )
+    if config.quiet and config.list_only:
+        raise UsageError("--quiet contradicts --list, which only prints", "drop one of them")
+    if config.json_file == "":
+        raise UsageError("--json is empty", "give a file, or - for standard output")
+    if config.json_file is not None and config.list_only:
+        raise UsageError("--json contradicts --list, which measures nothing", "drop one of them")

@@ -1,0 +1,154 @@
+"""argv -> BenchmarkConfig, and back to the command that repeats it. Pure; imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dflash.config import ARM_NAMES, DTYPES, BenchmarkConfig
+from dflash.errors import UsageError
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Raises `UsageError` where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"see {self.prog} --help")
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    field: str
+    names: tuple[str, ...]
+    parse: Callable[[str], Any] | None  # None: a switch
+    help: str
+    metavar: str | None = None
+    choices: tuple[str, ...] | None = None
+
+
+def _list_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    def parse_list(text: str) -> tuple[Any, ...]:
+        return tuple(parse(item.strip()) for item in text.split(","))
+
+    parse_list.__name__ = f"list of {parse.__name__}"  # argparse names it in its message
+    return parse_list
+
+
+_GROUPS: dict[str, tuple[_Flag, ...]] = {
+    "what decodes": (
+        _Flag("backend", ("--backend",), str, "engine (default: transformers)"),
+        _Flag("model", ("--model",), str, "target: model id or folder (default in process: the quickstart pair)"),
+        _Flag("draft_model", ("--draft-model", "--draft"), str, "draft: model id or folder"),
+        _Flag("arms", ("--arms",), _list_of(str), f"of {', '.join(ARM_NAMES)} (default: both)", "LIST"),
+        _Flag("block_sizes", ("--block-size",), _list_of(int),
+              "B = 1 known token + B-1 draft tokens (default: the draft's own)", "LIST"),
+        _Flag("force_block_size", ("--force-block-size",), None, "allow a block larger than the draft was trained for"),
+        _Flag("dtype", ("--dtype",), str, "default: float32 on CPU, the checkpoint's on GPU", choices=DTYPES),
+        _Flag("device", ("--device",), str, "such as cpu or cuda:0 (default: CUDA where there is one)"),
+        _Flag("attn_implementation", ("--attn-implementation",), str, "attention kernel of the target", "NAME"),
+        _Flag("trust_remote_code", ("--trust-remote-code",), None, "run code that a model repository carries"),
+        _Flag("base_url", ("--base-url",), str, "where the server listens", "URL"),
+        _Flag("timeout_s", ("--timeout-s",), float, "give up on a request after this time", "SECONDS"),
+        _Flag("script", ("--script",), str, "scenario of the simulated backend (TOML or JSON)", "FILE"),
+    ),
+    "on what": (
+        _Flag("datasets", ("--dataset",), _list_of(str), "data sets (default: quickstart)", "LIST"),
+        _Flag("dataset_file", ("--dataset-file",), Path, "file that holds the data set", "FILE"),
+        _Flag("datasets_cache", ("--datasets-cache",), Path, "folder of fetched data sets", "FOLDER"),
+        _Flag("num_prompts", ("--num-prompts", "--max-samples"), int, "default: 128, or all of a smaller set", "N"),
+        _Flag("category", ("--category",), str, "only prompts of this category"),
+        _Flag("max_new_tokens", ("--max-new-tokens",), int, "default: 2048; quickstart: 128", "N"),
+        _Flag("reasoning", ("--reasoning",), str, "off (default), on, or a level", "off|on|LEVEL"),
+        _Flag("concurrencies", ("--concurrency",), _list_of(int), "requests in flight (default: 1)", "LIST"),
+    ),
+    "how tokens are picked": (
+        _Flag("temperature", ("--temperature",), float, "0 (default) is greedy", "T"),
+        _Flag("top_p", ("--top-p",), float, "needs a temperature above 0", "P"),
+        _Flag("top_k", ("--top-k",), int, "needs a temperature above 0", "K"),
+        _Flag("seed", ("--seed",), int, "of prompt selection and sampling (default: 0)", "N"),
+    ),
+    "how it is measured": (
+        _Flag("repeats", ("--repeats",), int, "times that every prompt is run (default: 1)", "N"),
+        _Flag("num_warmup", ("--warmup",), int, "unmeasured requests per arm (default: max(2, concurrency))", "N"),
+        _Flag("max_error_rate", ("--max-error-rate",), float, "share of an arm's requests that may fail (default: 0)",
+              "SHARE"),
+        _Flag("smoke", ("--smoke",), None, "one prompt per cell"),
+    ),
+    "what comes out": (
+        _Flag("output_dir", ("--output-dir",), Path, "parent of run folders (default: reports)", "FOLDER"),
+        _Flag("run_name", ("--run",), str, "name of the run; an existing one is resumed (default: a time stamp)", "NAME"),
+        _Flag("save_outputs", ("--no-save-outputs",), None, "do not keep what the models said"),
+        _Flag("json_file", ("--json",), str, "write every metric as JSON; - for standard output", "FILE"),
+        _Flag("quiet", ("--quiet",), None, "print errors only"),
+        _Flag("list_only", ("--list",), None, "print what would run, and stop"),
+    ),
+}  # fmt: skip
+
+
+def benchmark_parser() -> argparse.ArgumentParser:
+    """The parser of `python -m dflash.benchmark`."""
+    parser = OneLineParser(
+        prog="python -m dflash.benchmark",
+        description="Run the same prompts through plain decoding and through drafting, and report the difference.",
+        epilog="LIST is comma-separated; lists make grids. Exit codes: 0 done, 2 usage, 3 too many requests failed, "
+        "4 engine or data not to be had, 70 internal error, 130 interrupted.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    for title, flags in _GROUPS.items():
+        group = parser.add_argument_group(title)
+        for flag in flags:
+            _add(group, flag)
+            if flag.field == "arms":
+                group.add_argument("--no-baseline", action="store_true", help="the same as --arms dflash")
+            if flag.field == "reasoning":
+                group.add_argument(
+                    "--enable-thinking", action="store_true", help="the same as --reasoning on"
+                )
+    return parser
+
+
+def parse_benchmark_arguments(argv: Sequence[str]) -> BenchmarkConfig:
+    """argv (without the program) -> settings.
+
+    Raises:
+        UsageError: unknown flags, values that cannot be read, contradictions.
+        SystemExit: after `--help`.
+    """
+    values = vars(benchmark_parser().parse_args(list(argv)))
+    if values.pop("no_baseline", False):
+        if values.setdefault("arms", ("dflash",)) != ("dflash",):
+            raise UsageError("--no-baseline contradicts --arms", "give one of them")
+    if values.pop("enable_thinking", False):
+        if values.setdefault("reasoning", "on") != "on":
+            raise UsageError("--enable-thinking contradicts --reasoning", "give one of them")
+    return BenchmarkConfig(**values)
+
+
+def benchmark_command(config: BenchmarkConfig) -> str:
+    """The shortest command line that means `config`."""
+    words = ["python", "-m", "dflash.benchmark"]
+    defaults = {item.name: item.default for item in fields(config) if item.default is not MISSING}
+    for flag in (flag for flags in _GROUPS.values() for flag in flags):
+        value = getattr(config, flag.field)
+        if value == defaults[flag.field] and flag.field != "backend":
+            continue
+        words.append(flag.names[0])
+        if flag.parse is not None:
+            words.append(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+    return shlex.join(words)
+
+
+def _add(group: argparse._ArgumentGroup, flag: _Flag) -> None:
+    if flag.parse is None:
+        action = "store_false" if flag.names[0].startswith("--no-") else "store_true"
+        group.add_argument(*flag.names, dest=flag.field, action=action, help=flag.help)
+        return
+    metavar = flag.metavar or (None if flag.choices else flag.names[0].rsplit("-", 1)[-1].upper())
+    group.add_argument(
+        *flag.names, dest=flag.field, type=flag.parse, help=flag.help, metavar=metavar, choices=flag.choices
+    )

@@ -7,7 +7,6 @@ Text that a model, a server, a file or a user made is escaped. Headings are the 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -46,7 +45,7 @@ MEANINGS = {
     "output ratio": "arm output tokens / baseline output tokens, over requests completed in both",
     "acceptance rate": "accepted draft tokens / drafted tokens, pooled, untrimmed; not the acceptance length",
     "B, B-1": "tokens in one verify forward: 1 anchor that is already known, and B-1 draft tokens",
-    "[low, high]": "95 % percentile bootstrap over prompts (2,000 resamples, seed 0, one draw for both arms); "
+    "[low, high]": "95 % percentile bootstrap over prompts (2,000 resamples, seed 0, one draw for both); "
     "it covers the choice of prompts, not restarts of the engine",
 }
 
@@ -192,7 +191,7 @@ def _workloads(summary: RunSummary) -> list[str]:
 
 
 def _settings(settings: Mapping[str, Any], otherwise: str) -> list[str]:
-    rows = [[f"`{_code(name)}`", escape(_shown(value))] for name, value in _flattened(settings)]
+    rows = [[escape(name), escape(_shown(value))] for name, value in _flattened(settings)]
     return [table(["setting", "value"], rows, num_left=2)] if rows else [otherwise]
 
 
@@ -208,7 +207,3 @@ def _shown(value: Any) -> str:
     if value is None:
         return UNKNOWN
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-
-
-def _code(text: str) -> str:
-    return re.sub(r"[`|\s]+", " ", str(text))

@@ -99,7 +99,9 @@ def draw_categories(summary: RunSummary) -> Figure | None:
 
 def draw_output_lengths(summary: RunSummary) -> Figure | None:
     """Output length of each request in both arms: equal outputs lie on the diagonal."""
-    cells = [cell for cell in summary.cells if cell.pairing is not None and cell.pairing.completed_pairs]
+    cells = [
+        cell for cell in summary.cells if cell.pairing is not None and cell.number("output_length_ratio")
+    ]
     if not cells:
         return None
     title = "Output tokens of each request, arm against baseline (equal outputs lie on the line)"

@@ -22,7 +22,7 @@ BOOTSTRAP_SEED = 0
 MIN_PROMPTS_FOR_INTERVAL = 5
 
 # Resamples are drawn in blocks of about this many draws, so that memory stays bounded for very large runs.
-_DRAWS_PER_BLOCK = 4_000_000
+_DRAWS_PER_BLOCK = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,9 +168,12 @@ def headline(group: Group) -> str:
     compared = f"{best.number('num_pairs'):.0f} paired requests"
     if interval.value < 1:
         only = "" if len(paired) == 1 else "no arm beats it; the best, "
+        end = "Here drafting makes this model slower."
+        if interval.high is not None and interval.high >= 1:
+            end = "The interval includes 1, so the difference may be chance; nothing is gained here."
         return (
             f"Plain decoding is fastest: {only}{label}{', ' if only else ' '}decodes at "
-            f"{format_speedup(interval)} of its speed over {compared}. Here drafting makes this model slower."
+            f"{format_speedup(interval)} of its speed over {compared}. {end}"
         )
     words = (
         f"{label} is fastest: {format_speedup(interval)} the decode speed of the baseline over {compared}."

@@ -61,7 +61,12 @@ def _slower(pairing: Pairing) -> Finding | None:
         if break_even is not None:
             even = f" It would need an acceptance length above {break_even:.2f} to break even."
         slower = f"Drafting is slower than plain decoding: {interval.value:.2f}x the baseline's decode speed."
-        sentence = slower + even
+        chance = ""
+        if interval.high is not None and interval.high >= 1:
+            chance = (
+                f" The interval, {interval.low:.2f}x to {interval.high:.2f}x, includes 1: it may be chance."
+            )
+        sentence = slower + chance + even
         return Finding("slower_than_baseline", "warning", sentence)
     if interval.low is not None and interval.low < 1:
         sentence = (

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import matplotlib
+import pytest
+from edge_runs import EDGE_RUNS
+from made_up_run import cell, dflash_arm, made_up_run, plain_record
+
+from dflash.results import acceptance_plots, plot_style, plots
+from dflash.results.records import RunInfo
+from dflash.results.store import Run
+from dflash.results.summary import summarise_run
+
+
+def texts_of(figure) -> list:
+    """All words that are drawn: ticks outside the limits have labels too, which are not."""
+    texts = []
+    for axes in figure.axes:
+        if axes.get_visible():
+            texts += [axes._left_title, *axes.texts, axes.xaxis.label, axes.yaxis.label]
+            for axis in (axes.xaxis, axes.yaxis):
+                low, high = sorted(axis.get_view_interval())
+                texts += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return [text for text in texts if text.get_text()]
+
+
+def drawn(figure):
+    figure.canvas.draw()
+    return figure
+
+
+def test_all_six_pictures_are_written_and_nothing_else(tmp_path: Path):
+    run = made_up_run()
+    paths = plots.plot_run(run, summarise_run(run), tmp_path)
+    assert [path.name for path in paths] == list(plots.PICTURES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(plots.PICTURES)
+    for path in paths:
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG")
+        width, height = struct.unpack(">II", content[16:24])
+        assert 600 <= width <= 2000
+        assert 300 <= height <= 4000
+
+
+def test_equal_numbers_give_equal_files(tmp_path: Path):
+    run = made_up_run()
+    summary = summarise_run(run)
+    first = [path.read_bytes() for path in plots.plot_run(run, summary, tmp_path)]
+    assert [path.read_bytes() for path in plots.plot_run(run, summary, tmp_path)] == first
+
+
+def test_bars_show_the_speedups_and_the_line_at_one():
+    summary = summarise_run(made_up_run(block_sizes=(2, 3, 8)))
+    (axes,) = plots.draw_speedup(summary).axes
+    expected = [item.number("speedup") for item in summary.cells[1:]]
+    assert [patch.get_width() for patch in axes.patches] == pytest.approx(expected)
+    assert any(list(line.get_xdata()) == [1, 1] for line in axes.lines)
+
+
+def test_histogram_bars_are_shares_of_steps():
+    summary = summarise_run(made_up_run(block_sizes=(3,)))
+    (axes,) = acceptance_plots.draw_histograms(summary).axes
+    counts = summary.cells[1].numbers("acceptance_histogram")
+    expected = [100 * count / sum(counts) for count in counts]
+    assert [patch.get_height() for patch in axes.patches] == pytest.approx(expected)
+
+
+def test_per_position_curves_are_the_metrics_in_percent():
+    summary = summarise_run(made_up_run(block_sizes=(4,), num_prompts=60))
+    figure = acceptance_plots.draw_per_position(summary)
+    names = ("acceptance_rate_per_position", "acceptance_rate_per_position_conditional")
+    for axes, name in zip(figure.axes, names, strict=True):
+        (line,) = axes.lines
+        expected = [100 * rate for rate in summary.cells[1].numbers(name)]
+        assert list(line.get_ydata()) == pytest.approx(expected)
+
+
+def test_conditional_rates_of_few_steps_are_not_drawn():
+    summary = summarise_run(made_up_run(block_sizes=(16,), num_prompts=3))
+    joint, conditional = acceptance_plots.draw_per_position(summary).axes
+    assert len(joint.lines[0].get_xdata()) == 15
+    reaching = [
+        sum(summary.cells[1].numbers("acceptance_histogram_untrimmed")[accepted:]) for accepted in range(15)
+    ]
+    assert len(conditional.lines[0].get_xdata()) == sum(count >= 10 for count in reaching) < 15
+
+
+@pytest.mark.parametrize("num_arms", [1, 2, 5, 8])
+def test_words_lie_inside_the_picture_and_panels_do_not_overlap(num_arms):
+    sizes = (2, 3, 4, 5, 6, 8, 12, 16)[:num_arms]
+    name = "a-very-long-data-set-name-with-many-words-in-it"
+    summary = summarise_run(made_up_run(block_sizes=sizes, num_prompts=12, dataset=name))
+    with matplotlib.rc_context(plot_style.STYLE):
+        for draw in plots.PICTURES.values():
+            figure = drawn(draw(summary))
+            width, height = figure.canvas.get_width_height()
+            for text in texts_of(figure):
+                box = text.get_window_extent()
+                assert box.x0 >= -1, text.get_text()
+                assert box.x1 <= width + 1, text.get_text()
+                assert box.y0 >= -1, text.get_text()
+                assert box.y1 <= height + 1, text.get_text()
+            boxes = [axes.get_tightbbox() for axes in figure.axes if axes.get_visible()]
+            for place, box in enumerate(boxes):
+                for other in boxes[place + 1 :]:
+                    overlap = matplotlib.transforms.Bbox.intersection(box, other)
+                    assert overlap is None or min(overlap.width, overlap.height) < 3
+
+
+def test_names_are_not_read_as_formulas(tmp_path: Path):
+    cells = [cell(cell_id="b"), cell(dflash_arm(3), "a")]
+    records = [plain_record(name, i, 90, category="$\\frac{$") for name in "ab" for i in range(6)]
+    records += [plain_record(name, i, 90, category="_x^{") for name in "ab" for i in range(6, 8)]
+    run = Run(Path("x"), RunInfo("x", "", cells=tuple(cells)), tuple(records))
+    assert "categories.png" in [path.name for path in plots.plot_run(run, summarise_run(run), tmp_path)]
+
+
+@pytest.mark.parametrize("name", EDGE_RUNS)
+@pytest.mark.filterwarnings("error")
+def test_every_run_can_be_drawn(name, tmp_path: Path):
+    run = EDGE_RUNS[name]
+    names = {path.name for path in plots.plot_run(run, summarise_run(run), tmp_path)}
+    assert ("speedup.png" in names) == (name in {"one prompt", "nothing accepted"})
+    assert names <= set(plots.PICTURES)
+
+
+def test_global_matplotlib_state_is_left_alone(tmp_path: Path):
+    before = dict(matplotlib.rcParams)
+    run = made_up_run()
+    plots.plot_run(run, summarise_run(run), tmp_path)
+    assert dict(matplotlib.rcParams) == before

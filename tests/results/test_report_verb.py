@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_up_run import made_up_run
+
+from dflash.report import main
+from dflash.results.atomic_file import write_file
+from dflash.results.store import RunWriter
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "made-up"
+    run = made_up_run(folder)
+    writer = RunWriter(folder)
+    writer.write_info(run.info)
+    for record in run.records:
+        writer.append(record)
+    writer.close()
+    return folder
+
+
+def test_a_stored_run_is_rendered_again(run_folder, capsys):
+    assert main([str(run_folder)]) == 0
+    assert (run_folder / "report.md").read_text(encoding="utf-8").startswith("# made-up\n")
+    assert (run_folder / "speedup.png").exists()
+    out = capsys.readouterr().out
+    assert "dflash B=3" in out
+    assert str(run_folder / "report.md") in out
+
+
+def test_json_to_standard_output_is_all_there(run_folder, capsys):
+    assert main([str(run_folder), "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["run"] == str(run_folder)
+    assert [cell["arm"] for cell in document["cells"]] == ["baseline", "dflash", "dflash"]
+
+
+def test_several_runs_make_one_document(run_folder, tmp_path, capsys):
+    assert main([str(run_folder), str(run_folder), "--json", str(tmp_path / "all.json"), "--quiet"]) == 0
+    document = json.loads((tmp_path / "all.json").read_text(encoding="utf-8"))
+    assert [item["run"] for item in document["runs"]] == [str(run_folder)] * 2
+    assert capsys.readouterr().out == ""
+
+
+def test_an_unknown_run_is_one_line_and_exit_code_2(run_folder, tmp_path, capsys):
+    assert main([str(run_folder), str(tmp_path / "nowhere")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert not (run_folder / "report.md").exists()  # nothing half-written
+
+
+def test_a_json_file_that_cannot_be_written_is_exit_code_2(run_folder, tmp_path, capsys):
+    assert main([str(run_folder), "--json", str(tmp_path / "no" / "x.json")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_help_imports_no_heavy_package():
+    code = (
+        "import sys, contextlib, io\n"
+        "from dflash.report import main\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        "    main(['--help'])\n"
+        "heavy = {'numpy', 'matplotlib', 'rich', 'pandas', 'torch', 'orjson'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = write_file(tmp_path / "x", b"old")
+
+    def fail(self, target):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [item.name for item in tmp_path.iterdir()] == ["x"]

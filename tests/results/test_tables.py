@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from edge_runs import EDGE_RUNS
+from made_up_run import made_up_run, with_difference
+
+from dflash.results import tables
+from dflash.results.stats import Interval
+from dflash.results.summary import summarise_run
+
+
+def printed(run) -> str:
+    stream = io.StringIO()
+    tables.print_summary(run, summarise_run(run), stream)
+    return stream.getvalue()
+
+
+def test_unknown_prints_as_n_a():
+    formats = (
+        tables.format_number,
+        tables.format_count,
+        tables.format_ms,
+        tables.format_rate,
+        tables.format_times,
+        tables.format_percent,
+        tables.format_mib,
+        tables.format_speedup,
+        tables.format_with_bounds,
+        tables.format_agreement,
+    )
+    assert {form(None) for form in formats} == {"n/a"}
+
+
+def test_units():
+    assert tables.format_ms(0.0123) == "12.3"
+    assert tables.format_ms(0.00123) == "1.23"
+    assert tables.format_ms(12.3) == "12,300"
+    assert tables.format_mib(3 * 1024 * 1024) == "3.0"
+    assert tables.format_speedup(Interval(1.084, 1.02, 1.15)) == "1.08x [1.02, 1.15]"
+    assert tables.format_speedup(Interval(1.084, None, None)) == "1.08x"
+
+
+def test_only_all_prints_as_100_percent():
+    assert tables.format_percent(1.0) == "100 %"
+    assert tables.format_percent(0.9999) == "99.9 %"
+    assert tables.format_percent(0.00001) == "0.1 %"
+    assert tables.format_percent(0.0) == "0 %"
+
+
+def test_the_table_fits_100_columns_without_a_terminal():
+    text = printed(made_up_run(block_sizes=(2, 3, 4, 5, 8, 12, 16), num_prompts=128))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "\x1b" not in text
+    assert sum("128/128" in line for line in lines) == 8
+    assert "…" not in text
+
+
+def test_the_fastest_arm_alone_is_marked():
+    fast = printed(made_up_run(step_ms=(60, 110)))
+    (marked,) = [line for line in fast.splitlines() if tables.FASTEST_MARK in line]
+    assert "dflash B=2" in marked
+    assert "dflash B=2 is fastest" in fast
+    slow = printed(made_up_run(step_ms=(300, 400)))
+    (marked,) = [line for line in slow.splitlines() if tables.FASTEST_MARK in line]
+    assert "baseline" in marked
+    assert "Plain decoding is fastest" in slow
+    assert "slower than plain decoding" in slow
+
+
+def test_acceptance_of_one_is_said_in_words():
+    text = " ".join(printed(EDGE_RUNS["nothing accepted"]).split())
+    assert "Not one draft token was accepted" in text
+    assert "The acceptance length is 1.00" in text
+
+
+def test_an_interval_over_one_is_said_in_the_headline():
+    (group,) = summarise_run(made_up_run(block_sizes=(8,), step_ms=(170,))).groups
+    interval = group.cells[1].interval("speedup")
+    assert interval.low < 1 < interval.value
+    assert "not clearly faster" in tables.headline(group)
+
+
+def test_a_close_second_is_said_in_the_headline():
+    (group,) = summarise_run(made_up_run(block_sizes=(2, 3), step_ms=(110, 125))).groups
+    assert "within that interval" in tables.headline(group)
+
+
+def test_findings_of_all_arms_are_joined_and_worst_come_first():
+    run = with_difference(made_up_run(num_tokens=10), logit_gap=5.0)
+    (group,) = summarise_run(run).groups
+    lines = tables.finding_lines(group)
+    assert lines[0][0].code == "outputs_differ"
+    assert [labels for finding, labels in lines if finding.code == "short_outputs"] == ["all arms"]
+
+
+def test_control_characters_never_reach_the_terminal():
+    run = made_up_run()
+    cells = tuple(replace(c, status="failed", reason="\x1b[2Jgone\r\nnext") for c in run.info.cells)
+    text = printed(replace(run, info=replace(run.info, cells=cells)))
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert "[2Jgone" in text
+
+
+@pytest.mark.parametrize("name", EDGE_RUNS)
+def test_every_run_can_be_printed(name):
+    text = printed(EDGE_RUNS[name])
+    assert "Run folder: reports/edge" in text or name == "one prompt"
+    assert "None" not in text
+    assert "nan" not in re.findall(r"[a-z]+", text)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_up_run import cell, dflash_arm, drafted_record, plain_record, workload
+
+from dflash.results.paired_metrics import pair_units
+from dflash.results.records import Arm, DifferenceRecord
+from dflash.results.verify import check_cell, check_counters, check_throughput
+from dflash.results.verify_pair import check_pair, is_near_tie
+
+ACCEPTED = (2, 0, 1, 2, 2) * 12  # 84 tokens of output, over the warning for short ones
+
+
+def codes(findings) -> set[str]:
+    return {finding.code for finding in findings}
+
+
+def drafted(**changes):
+    """Five healthy requests, the first one changed."""
+    records = [drafted_record("a", prompt, ACCEPTED, 3) for prompt in range(5)]
+    return [replace(records[0], **changes), *records[1:]]
+
+
+def arm_cell(**changes):
+    return cell(dflash_arm(3), "a", **({"workload": workload(num_prompts=5)} | changes))
+
+
+def test_a_healthy_cell_has_no_findings():
+    assert check_cell(arm_cell(), drafted()) == ()
+    baseline = cell(Arm("baseline"), "b", workload=workload(num_prompts=5))
+    assert check_cell(baseline, [plain_record("b", prompt, 100) for prompt in range(5)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"num_output_tokens": 500}, "tokens_do_not_add_up"),
+        ({"acceptance_histogram": (24, 0, 36)}, "tokens_do_not_add_up"),
+        ({"acceptance_histogram": None, "num_accepted_tokens": 200}, "tokens_do_not_add_up"),
+        ({"num_decode_steps": 61}, "histogram_does_not_add_up"),
+        ({"acceptance_histogram_untrimmed": (12, 12, 35)}, "histogram_does_not_add_up"),
+        ({"acceptance_histogram_untrimmed": (12, 12, 35, 1)}, "histogram_does_not_add_up"),
+        ({"acceptance_histogram_untrimmed": (13, 11, 36)}, "histogram_does_not_add_up"),
+        ({"num_draft_tokens": 83}, "acceptance_out_of_range"),
+        ({"num_decode_steps": 40}, "acceptance_out_of_range"),
+        ({"first_ns": -1}, "stamps_out_of_order"),
+        ({"last_ns": None}, "stamps_out_of_order"),
+        ({"prompt_id": "quickstart/1"}, "request_recorded_twice"),
+        ({"prompt_id": "quickstart/1"}, "requests_do_not_add_up"),
+        ({"finish_reason": "lost"}, "requests_do_not_add_up"),
+    ],
+)
+def test_broken_identities_are_errors(changes, code):
+    findings = {finding.code: finding for finding in check_cell(arm_cell(), drafted(**changes))}
+    assert code in findings
+    assert findings[code].severity == "error"
+
+
+def test_a_step_cut_by_a_stop_breaks_no_identity():
+    # The last step accepted 2 and would give 3 tokens; the stop left 1 of them.
+    whole = drafted_record("a", 0, ACCEPTED, 3)
+    cut = replace(
+        whole,
+        num_output_tokens=whole.num_output_tokens - 2,
+        acceptance_histogram=(whole.acceptance_histogram[0] + 1, 12, whole.acceptance_histogram[2] - 1),
+    )
+    assert check_cell(arm_cell(), [cut, *drafted()[1:]]) == ()
+
+
+def test_steps_without_a_draft_are_taken_out_of_the_server_identity():
+    """ngram: 10 decode steps, 4 of them with a draft, 5 tokens accepted: 1 + 10 + 5 tokens."""
+    record = replace(
+        plain_record("a", 0, 16),
+        num_decode_steps=10,
+        num_verify_steps=4,
+        num_draft_tokens=12,
+        num_accepted_tokens=5,
+        acceptance_histogram=None,
+    )
+    ngram = cell(Arm("ngram", 4), "a", workload=workload(num_prompts=1))
+    assert "tokens_do_not_add_up" not in codes(check_cell(ngram, [record]))
+    assert "tokens_do_not_add_up" in codes(check_cell(ngram, [replace(record, num_output_tokens=17)]))
+
+
+def test_a_baseline_that_skips_tokens_is_found():
+    records = [plain_record("b", 0, 100, num_decode_steps=50, acceptance_histogram=None)]
+    assert "tokens_do_not_add_up" in codes(check_cell(cell(), records))
+
+
+def test_believability_of_one_arm():
+    nothing = [drafted_record("a", prompt, (0,) * 80, 3) for prompt in range(5)]
+    assert codes(check_cell(arm_cell(), nothing)) == {"low_acceptance_length", "nothing_accepted"}
+    short = [drafted_record("a", prompt, (2,) * 5, 3) for prompt in range(5)]
+    assert codes(check_cell(arm_cell(), short)) == {"short_outputs"}
+    few = drafted()[:4]
+    assert codes(check_cell(arm_cell(workload=workload(num_prompts=4)), few)) == {"few_prompts"}
+    assert codes(check_cell(arm_cell(), drafted(prompt_digest="prompt-1"))) == {"duplicate_prompts"}
+    assert codes(check_cell(arm_cell(), drafted(num_first_chunk_tokens=None))) == {"first_chunk_assumed"}
+    failed = check_cell(arm_cell(), drafted(finish_reason="error", error_kind="out_of_memory"))
+    assert "1 of 5 requests failed (out_of_memory 1)." in [finding.sentence for finding in failed]
+    cancelled = check_cell(
+        arm_cell(status="interrupted", reason="Ctrl-C"), drafted(finish_reason="cancelled")
+    )
+    assert {"cancelled_requests", "cell_interrupted"} <= codes(cancelled)
+
+
+def test_partly_measured_counts_are_said():
+    assert "partly_measured" in codes(check_cell(arm_cell(), drafted(num_accepted_tokens=None)))
+
+
+def test_a_second_turn_with_the_same_prompt_id_is_no_duplicate_prompt():
+    records = drafted() + [replace(record, repeat=1) for record in drafted()]
+    assert check_cell(arm_cell(), records) == ()
+
+
+def pair(arm_step_ms, **changes):
+    baseline = [plain_record("b", prompt, 100 + prompt, 100) for prompt in range(6)]
+    arm = [plain_record("a", prompt, 100 + prompt, arm_step_ms) for prompt in range(6)]
+    return pair_units(baseline, [replace(arm[0], **changes), *arm[1:]])
+
+
+def test_slower_is_said_plainly():
+    (finding,) = check_pair(arm_cell(), pair(125))
+    assert finding.code == "slower_than_baseline"
+    assert "slower than plain decoding: 0.80x" in finding.sentence
+    assert "chance" not in finding.sentence
+    assert check_pair(arm_cell(), pair(50)) == ()
+
+
+def test_slower_within_chance_is_said_as_such():
+    baseline = [plain_record("b", prompt, 100, 100) for prompt in range(6)]
+    arm = [plain_record("a", prompt, 100, (40, 170)[prompt % 2]) for prompt in range(6)]
+    (finding,) = check_pair(arm_cell(), pair_units(baseline, arm))
+    assert finding.code == "slower_than_baseline"
+    assert "it may be chance" in finding.sentence
+
+
+def test_an_interval_that_includes_one_is_said():
+    baseline = [plain_record("b", prompt, 100, 100) for prompt in range(6)]
+    arm = [plain_record("a", prompt, 100, (40, 150)[prompt % 2]) for prompt in range(6)]
+    assert codes(check_pair(arm_cell(), pair_units(baseline, arm))) == {"speedup_not_clear"}
+
+
+def test_faster_decoding_with_slower_requests_is_said():
+    baseline = [plain_record("b", prompt, 100, 100) for prompt in range(6)]
+    slow_start = [
+        replace(record, sent_ns=record.sent_ns - 10**11, cell_id="a")
+        for record in (plain_record("a", prompt, 100, 90) for prompt in range(6))
+    ]
+    assert codes(check_pair(arm_cell(), pair_units(baseline, slow_start))) == {"slower_end_to_end"}
+
+
+def test_pairs_left_out_unequal_lengths_and_refusal():
+    assert codes(check_pair(arm_cell(), pair(50, finish_reason="error"))) == {"pairs_left_out"}
+    assert codes(check_pair(arm_cell(), pair(50, num_output_tokens=300))) == {"unequal_output_lengths"}
+    (refused,) = check_pair(arm_cell(), pair(50, prompt_digest="other"))
+    assert (refused.code, refused.severity) == ("unlike_prompts", "error")
+    assert "quickstart/0" in refused.sentence
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "near_tie"),
+    [
+        ("float32", 1e-5, True),
+        ("float32", 0.1, False),
+        ("bfloat16", 0.1, True),
+        ("bfloat16", 2.0, False),
+        ("float32", None, None),
+    ],
+)
+def test_near_tie_or_fault_depends_on_the_dtype(dtype, gap, near_tie):
+    assert is_near_tie(DifferenceRecord("a", "p", logit_gap=gap), dtype) is near_tie
+
+
+@pytest.mark.parametrize(("gap", "severity"), [(1e-5, "warning"), (0.5, "error"), (None, "warning")])
+def test_differing_outputs_are_found_in_greedy_runs_only(gap, severity):
+    differences = [DifferenceRecord("a", "quickstart/0", logit_gap=gap)]
+    (finding,) = check_pair(arm_cell(), pair(50, output_digest="other"), differences)
+    assert (finding.code, finding.severity) == ("outputs_differ", severity)
+    sampled = arm_cell(workload=workload(temperature=1.0, num_prompts=5))
+    assert check_pair(sampled, pair(50, output_digest="other"), differences) == ()
+
+
+def test_throughput_and_counters():
+    assert check_throughput(10.0, 12.0) is None
+    assert check_throughput(None, 12.0) is None
+    assert check_throughput(12.0, 10.0).code == "peak_below_mean"
+    assert check_counters(7, 7, all_completed=True) is None
+    assert check_counters(7, 9, all_completed=True).code == "counters_contaminated"
+    assert check_counters(7, 9, all_completed=False).code == "counters_not_checkable"
+    assert check_counters(9, 7, all_completed=False).code == "counters_contaminated"

@@ -41,16 +41,32 @@ def _list_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
 _GROUPS: dict[str, tuple[_Flag, ...]] = {
     "what decodes": (
         _Flag("backend", ("--backend",), str, "engine (default: transformers)"),
-        _Flag("model", ("--model",), str, "target: model id or folder (default in process: the quickstart pair)"),
+        _Flag(
+            "model", ("--model",), str, "target: model id or folder (default in process: the quickstart pair)"
+        ),
         _Flag("draft_model", ("--draft-model", "--draft"), str, "draft: model id or folder"),
         _Flag("arms", ("--arms",), _list_of(str), f"of {', '.join(ARM_NAMES)} (default: both)", "LIST"),
-        _Flag("block_sizes", ("--block-size",), _list_of(int),
-              "B = 1 known token + B-1 draft tokens (default: the draft's own)", "LIST"),
-        _Flag("force_block_size", ("--force-block-size",), None, "allow a block larger than the draft was trained for"),
+        _Flag(
+            "block_sizes",
+            ("--block-size",),
+            _list_of(int),
+            "B = 1 known token + B-1 draft tokens (default: the draft's own)",
+            "LIST",
+        ),
+        _Flag(
+            "force_block_size",
+            ("--force-block-size",),
+            None,
+            "allow a block larger than the draft was trained for",
+        ),
         _Flag("dtype", ("--dtype",), str, "default: float32 on CPU, the checkpoint's on GPU", choices=DTYPES),
         _Flag("device", ("--device",), str, "such as cpu or cuda:0 (default: CUDA where there is one)"),
-        _Flag("attn_implementation", ("--attn-implementation",), str, "attention kernel of the target", "NAME"),
-        _Flag("trust_remote_code", ("--trust-remote-code",), None, "run code that a model repository carries"),
+        _Flag(
+            "attn_implementation", ("--attn-implementation",), str, "attention kernel of the target", "NAME"
+        ),
+        _Flag(
+            "trust_remote_code", ("--trust-remote-code",), None, "run code that a model repository carries"
+        ),
         _Flag("base_url", ("--base-url",), str, "where the server listens", "URL"),
         _Flag("timeout_s", ("--timeout-s",), float, "give up on a request after this time", "SECONDS"),
         _Flag("script", ("--script",), str, "scenario of the simulated backend (TOML or JSON)", "FILE"),
@@ -59,7 +75,13 @@ _GROUPS: dict[str, tuple[_Flag, ...]] = {
         _Flag("datasets", ("--dataset",), _list_of(str), "data sets (default: quickstart)", "LIST"),
         _Flag("dataset_file", ("--dataset-file",), Path, "file that holds the data set", "FILE"),
         _Flag("datasets_cache", ("--datasets-cache",), Path, "folder of fetched data sets", "FOLDER"),
-        _Flag("num_prompts", ("--num-prompts", "--max-samples"), int, "default: 128, or all of a smaller set", "N"),
+        _Flag(
+            "num_prompts",
+            ("--num-prompts", "--max-samples"),
+            int,
+            "default: 128, or all of a smaller set",
+            "N",
+        ),
         _Flag("category", ("--category",), str, "only prompts of this category"),
         _Flag("max_new_tokens", ("--max-new-tokens",), int, "default: 2048; quickstart: 128", "N"),
         _Flag("reasoning", ("--reasoning",), str, "off (default), on, or a level", "off|on|LEVEL"),
@@ -73,29 +95,46 @@ _GROUPS: dict[str, tuple[_Flag, ...]] = {
     ),
     "how it is measured": (
         _Flag("repeats", ("--repeats",), int, "times that every prompt is run (default: 1)", "N"),
-        _Flag("num_warmup", ("--warmup",), int, "unmeasured requests per arm (default: max(2, concurrency))", "N"),
-        _Flag("max_error_rate", ("--max-error-rate",), float, "share of an arm's requests that may fail (default: 0)",
-              "SHARE"),
+        _Flag(
+            "num_warmup",
+            ("--warmup",),
+            int,
+            "unmeasured requests per arm (default: max(2, concurrency))",
+            "N",
+        ),
+        _Flag(
+            "max_error_rate",
+            ("--max-error-rate",),
+            float,
+            "share of an arm's requests that may fail (default: 0)",
+            "SHARE",
+        ),
         _Flag("smoke", ("--smoke",), None, "one prompt per cell"),
     ),
     "what comes out": (
         _Flag("output_dir", ("--output-dir",), Path, "parent of run folders (default: reports)", "FOLDER"),
-        _Flag("run_name", ("--run",), str, "name of the run; an existing one is resumed (default: a time stamp)", "NAME"),
+        _Flag(
+            "run_name",
+            ("--run",),
+            str,
+            "name of the run; an existing one is resumed (default: a time stamp)",
+            "NAME",
+        ),
         _Flag("save_outputs", ("--no-save-outputs",), None, "do not keep what the models said"),
         _Flag("json_file", ("--json",), str, "write every metric as JSON; - for standard output", "FILE"),
         _Flag("quiet", ("--quiet",), None, "print errors only"),
         _Flag("list_only", ("--list",), None, "print what would run, and stop"),
     ),
-}  # fmt: skip
+}
 
 
 def benchmark_parser() -> argparse.ArgumentParser:
     """The parser of `python -m dflash.benchmark`."""
     parser = OneLineParser(
         prog="python -m dflash.benchmark",
-        description="Run the same prompts through plain decoding and through drafting, and report the difference.",
-        epilog="LIST is comma-separated; lists make grids. Exit codes: 0 done, 2 usage, 3 too many requests failed, "
-        "4 engine or data not to be had, 70 internal error, 130 interrupted.",
+        description="Run the same prompts through plain decoding and through drafting, and report.",
+        epilog="LIST is comma-separated; lists make grids. Exit codes: 0 done, 2 usage, 3 too many requests "
+        "failed, 4 engine or data not to be had, 70 internal error, 130 interrupted.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -120,12 +159,10 @@ def parse_benchmark_arguments(argv: Sequence[str]) -> BenchmarkConfig:
         SystemExit: after `--help`.
     """
     values = vars(benchmark_parser().parse_args(list(argv)))
-    if values.pop("no_baseline", False):
-        if values.setdefault("arms", ("dflash",)) != ("dflash",):
-            raise UsageError("--no-baseline contradicts --arms", "give one of them")
-    if values.pop("enable_thinking", False):
-        if values.setdefault("reasoning", "on") != "on":
-            raise UsageError("--enable-thinking contradicts --reasoning", "give one of them")
+    if values.pop("no_baseline", False) and values.setdefault("arms", ("dflash",)) != ("dflash",):
+        raise UsageError("--no-baseline contradicts --arms", "give one of them")
+    if values.pop("enable_thinking", False) and values.setdefault("reasoning", "on") != "on":
+        raise UsageError("--enable-thinking contradicts --reasoning", "give one of them")
     return BenchmarkConfig(**values)
 
 

@@ -1,4 +1,4 @@
-"""What every verb does around its work: one line on standard error and an exit code for whatever went wrong."""
+"""What every verb does around its work: one line on standard error and an exit code for what went wrong."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dflash.errors import (
     EXIT_DONE,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
+    EXIT_UNAVAILABLE,
     EXIT_USAGE,
     DFlashError,
 )
@@ -44,6 +45,8 @@ def exit_code_of(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
+    if isinstance(error, ConnectionError | TimeoutError):
+        return EXIT_UNAVAILABLE
     return EXIT_USAGE if isinstance(error, OSError) else EXIT_INTERNAL
 
 
@@ -60,4 +63,9 @@ def error_line(error: BaseException) -> str:
             f"internal error: {type(error).__name__}: {error} (this is a fault of dflash; "
             f"set {DEBUG_VARIABLE}=1 to see the traceback)"
         )
-    return "error: " + "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return f"error: {one_line(text)}"
+
+
+def one_line(text: str) -> str:
+    """Text from elsewhere as one line without control characters."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""Every setting of a benchmark run, frozen, and its validation. Pure: no files, no network, no environment."""
+"""Every setting of a benchmark run, frozen, and its validation. Pure: no files, no network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkConfig:
-    """What to run. Lists make grids: every data set with every concurrency, every block size as an arm of its own.
+    """What to run. Lists make grids: every data set with every concurrency, every block size as its own arm.
 
     The defaults are those of the command line (`python -m dflash.benchmark --help`).
 
@@ -184,7 +184,7 @@ def _check_output(config: BenchmarkConfig) -> None:
     if name is not None and (not _WORD.fullmatch(name) or len(name) > MAX_RUN_NAME):
         raise UsageError(
             f"--run {name!r} is no run name",
-            "use letters, digits, '.', '_', '+', '-', a letter or digit first; the folder goes into --output-dir",
+            "use letters, digits, '.', '_', '+', '-', a letter or digit first; --output-dir names the folder",
         )
     if config.quiet and config.list_only:
         raise UsageError("--quiet contradicts --list, which only prints", "drop one of them")

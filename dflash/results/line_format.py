@@ -44,7 +44,8 @@ def decode_line(line: bytes, kind: type[Record]) -> Record:
 
 def encode_info(info: RunInfo) -> bytes:
     """`run.json`, for people and programs."""
-    return orjson.dumps(info, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_INDENT_2)
+    option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
+    return orjson.dumps(info, default=str, option=option)
 
 
 def decode_info(content: bytes, name: str) -> RunInfo:

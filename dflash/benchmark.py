@@ -1,0 +1,117 @@
+"""Verb: run the same prompts through plain decoding and through drafting, and report the difference."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dflash.arguments import benchmark_command, parse_benchmark_arguments
+from dflash.command_line import exit_code_of, report_error, run_verb
+from dflash.config import ARM_NAMES, BenchmarkConfig
+from dflash.errors import EXIT_DONE, UsageError
+from dflash.plan import plan_lines
+
+if TYPE_CHECKING:
+    from dflash.results.store import Run
+    from dflash.runner import Outcome
+
+STANDARD_OUTPUT = "-"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb and return its exit code; what goes wrong is printed as one line."""
+    return run_verb(_benchmark, argv)
+
+
+def _benchmark(argv: Sequence[str]) -> int:
+    config = parse_benchmark_arguments(argv)
+    if config.list_only:
+        print("\n".join(plan_lines(config)))
+        return EXIT_DONE
+    _check_json_file(config)
+    from dflash.interrupts import Interrupts
+    from dflash.progress import make_progress
+    from dflash.recorder import Invocation
+    from dflash.runner import execute
+
+    if config.backend == "transformers" and config.model is None and not config.quiet:
+        print("no --model is given: the quickstart pair is used", file=sys.stderr)
+    with Interrupts() as interrupts:  # until the report is written: a second Ctrl-C ends at once
+        outcome = execute(
+            config,
+            progress=make_progress(config.quiet),
+            interrupts=interrupts,
+            invocation=Invocation(benchmark_command(config), tuple(argv)),
+        )
+        exit_code = EXIT_DONE if outcome.error is None else exit_code_of(outcome.error)
+        _report(config, outcome.run, exit_code)
+        if outcome.error is not None:
+            _report_end(config, outcome)
+    return exit_code
+
+
+def _check_json_file(config: BenchmarkConfig) -> None:
+    if config.json_file in (None, STANDARD_OUTPUT):
+        return
+    folder = Path(str(config.json_file)).parent
+    if not folder.is_dir():
+        raise UsageError(f"--json: there is no folder {folder}", "name a file in a folder that exists")
+
+
+def _report(config: BenchmarkConfig, run: Run, exit_code: int) -> None:
+    from dflash.results.report_files import write_report
+    from dflash.results.summary import summarise_run
+    from dflash.results.tables import print_summary
+
+    summary = summarise_run(run)
+    paths = write_report(run, summary=summary)
+    if not config.quiet and config.json_file != STANDARD_OUTPUT:
+        print_summary(run, summary)
+        print(f"Report: {paths[0]}")
+        other = _command_for_other_arm(config, run)
+        if other is not None:
+            print(f"One arm only, so speedup is n/a. This adds the other:\n  {other}")
+    if config.json_file is not None:
+        from dflash.results.document import json_document
+
+        _write_json(config.json_file, json_document(run, summary, exit_code))
+
+
+def _write_json(json_file: str, document: object) -> None:
+    import json
+
+    from dflash.results.atomic_file import write_file
+
+    text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    if json_file == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+    else:
+        write_file(Path(json_file), text.encode())
+
+
+def _report_end(config: BenchmarkConfig, outcome: Outcome) -> None:
+    """The error that ended the run, and what there is all the same."""
+    assert outcome.error is not None
+    report_error(outcome.error)
+    run = outcome.run
+    command = benchmark_command(replace(config, run_name=run.folder.name))
+    print(
+        f"{len(run.records)} requests are kept in {run.folder}; this goes on from there:\n  {command}",
+        file=sys.stderr,
+    )
+
+
+def _command_for_other_arm(config: BenchmarkConfig, run: Run) -> str | None:
+    kinds = {cell.arm.is_baseline for cell in run.info.cells}
+    if len(kinds) != 1:
+        return None
+    needs_draft = config.model is not None and config.draft_model is None
+    draft = "DRAFT" if needs_draft else config.draft_model
+    return benchmark_command(replace(config, arms=ARM_NAMES, draft_model=draft, run_name=run.folder.name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

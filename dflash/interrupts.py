@@ -1,0 +1,66 @@
+"""Ctrl-C and SIGTERM: the first ends the run in good order, the second ends the process at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+from dflash.errors import EXIT_INTERRUPTED
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """A context in which the first SIGINT or SIGTERM raises `KeyboardInterrupt`: at once, or after a shield.
+
+    In-process engines block inside `generate`, so the exception must be raised there and not by the event
+    loop. Outside the main thread Python delivers no signals, and this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None  # name of the signal
+        self._shielded = False
+        self._pending = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def shield(self) -> Iterator[None]:
+        """Hold a first signal back until what is inside (writing a record) is whole."""
+        self._shielded = True
+        try:
+            yield
+        except BaseException:  # the run ends by this error: the signal adds nothing
+            self._pending = False
+            raise
+        finally:
+            self._shielded = False
+        if self._pending:
+            self._pending = False
+            raise KeyboardInterrupt(self.received)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            sys.stderr.write("\nended at once\n")
+            os._exit(EXIT_INTERRUPTED)
+        self.received = signal.Signals(number).name
+        if self._shielded:
+            self._pending = True
+        else:
+            raise KeyboardInterrupt(self.received)

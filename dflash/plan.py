@@ -1,0 +1,193 @@
+"""Settings, prompts and an opened engine -> what is run, in order, with its identities. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dflash.backends.base import BackendDescription
+from dflash.config import DEFAULT_DATASET, BenchmarkConfig
+from dflash.environment import without_home
+from dflash.errors import UsageError
+from dflash.prompts import Prompt, PromptSet
+from dflash.results.records import BASELINE, Arm, Cell, Workload
+
+DEFAULT_NUM_PROMPTS = 128
+DEFAULT_MAX_NEW_TOKENS = 2048
+QUICKSTART_MAX_NEW_TOKENS = 128
+WARMUP_MAX_NEW_TOKENS = 32
+IDENTITY_PARTS = ("machine", "versions", "threads", "engine")  # of the environment
+_ID_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One workload with all its arms: what may be compared, and what runs interleaved."""
+
+    prompts: tuple[Prompt, ...]
+    cells: tuple[Cell, ...]  # one per arm, the baseline first
+
+    @property
+    def workload(self) -> Workload:
+        return self.cells[0].workload
+
+    @property
+    def has_baseline(self) -> bool:
+        return self.cells[0].arm.is_baseline
+
+
+def planned_arms(config: BenchmarkConfig) -> tuple[Arm, ...]:
+    """The baseline once, and every other arm once per block size (None: the draft's own)."""
+    drafting = [
+        Arm(name, block_size)
+        for name in config.arms
+        if name != BASELINE
+        for block_size in config.block_sizes or (None,)
+    ]
+    return (*((Arm(BASELINE),) if BASELINE in config.arms else ()), *drafting)
+
+
+def num_prompts_asked(config: BenchmarkConfig) -> int:
+    """How many prompts of each data set are asked for."""
+    return 1 if config.smoke else config.num_prompts or DEFAULT_NUM_PROMPTS
+
+
+def max_new_tokens_of(config: BenchmarkConfig, dataset: str) -> int:
+    """The limit on output tokens for a data set."""
+    if config.max_new_tokens is not None:
+        return config.max_new_tokens
+    return QUICKSTART_MAX_NEW_TOKENS if dataset == DEFAULT_DATASET else DEFAULT_MAX_NEW_TOKENS
+
+
+def num_warmup_of(config: BenchmarkConfig, concurrency: int) -> int:
+    """Requests per arm that are run before anything is measured."""
+    return max(2, concurrency) if config.num_warmup is None else config.num_warmup
+
+
+def make_groups(
+    config: BenchmarkConfig,
+    prompt_sets: Sequence[PromptSet],
+    description: BackendDescription,
+    environment: Mapping[str, Any],
+) -> tuple[Group, ...]:
+    """Every data set with every concurrency, all arms in each.
+
+    Args:
+        prompt_sets: one per data set, in the order of `config.datasets`.
+        environment: the fingerprint, the engine's under `engine`.
+
+    Raises:
+        UsageError: a data set is empty, or holds a prompt id twice.
+    """
+    for prompt_set in prompt_sets:
+        _check_prompts(prompt_set)
+    return tuple(
+        _make_group(config, prompt_set, concurrency, description, environment)
+        for prompt_set in prompt_sets
+        for concurrency in config.concurrencies
+    )
+
+
+def workload_id_of(workload: Workload) -> str:
+    """First 12 hexadecimal digits of the SHA-256 of every field of the workload."""
+    return short_digest(asdict(workload))
+
+
+def arm_id_of(arm: Arm) -> str:
+    """The same of every field of the arm."""
+    return short_digest(asdict(arm))
+
+
+def cell_id_of(workload_id: str, arm_id: str, backend: str, environment: Mapping[str, Any]) -> str:
+    """The same of workload, arm, backend, and the parts of the environment that move a number."""
+    identity = {part: environment.get(part, {}) for part in IDENTITY_PARTS}
+    return short_digest([workload_id, arm_id, backend, identity])
+
+
+def short_digest(value: object) -> str:
+    """First 12 hexadecimal digits of the SHA-256 of `value` as canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:_ID_LENGTH]
+
+
+def plan_lines(config: BenchmarkConfig) -> list[str]:
+    """The plan in words, as `--list` prints it; nothing is loaded: what only the draft knows stays open."""
+    lines = []
+    for dataset in config.datasets:
+        for concurrency in config.concurrencies:
+            for arm in planned_arms(config):
+                own = " B=the draft's own" if not arm.is_baseline and arm.block_size is None else ""
+                lines.append(
+                    f"{config.backend}  {dataset}  concurrency {concurrency}  {arm.label}{own}  "
+                    f"up to {num_prompts_asked(config)} prompts x {config.repeats}, "
+                    f"at most {max_new_tokens_of(config, dataset)} new tokens"
+                )
+    return lines
+
+
+def _make_group(
+    config: BenchmarkConfig,
+    prompt_set: PromptSet,
+    concurrency: int,
+    description: BackendDescription,
+    environment: Mapping[str, Any],
+) -> Group:
+    workload = Workload(
+        target=without_home(description.target),
+        target_revision=description.target_revision,
+        dtype=description.dtype,
+        dataset=prompt_set.dataset,
+        prompts_digest=prompt_set.digest,
+        num_prompts=len(prompt_set.prompts),
+        max_new_tokens=max_new_tokens_of(config, prompt_set.dataset),
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        seed=config.seed,
+        reasoning=config.reasoning,
+        concurrency=concurrency,
+    )
+    arms = [replace(arm, draft=without_home(arm.draft)) if arm.draft else arm for arm in description.arms]
+    multi_turn = any(len(prompt.turns) > 1 for prompt in prompt_set.prompts)
+    own_history = multi_turn and not any(arm.is_baseline for arm in arms)
+    notes = ("history=own: later turns follow this arm's own answers, so it is paired with nothing",)
+    cells = tuple(
+        _make_cell(config, workload, arm, description, environment, notes if own_history else ())
+        for arm in arms
+    )
+    return Group(prompt_set.prompts, cells)
+
+
+def _make_cell(
+    config: BenchmarkConfig,
+    workload: Workload,
+    arm: Arm,
+    description: BackendDescription,
+    environment: Mapping[str, Any],
+    notes: tuple[str, ...],
+) -> Cell:
+    workload_id, arm_id = workload_id_of(workload), arm_id_of(arm)
+    return Cell(
+        cell_id=cell_id_of(workload_id, arm_id, config.backend, environment),
+        workload_id=workload_id,
+        arm_id=arm_id,
+        backend=config.backend,
+        workload=workload,
+        arm=arm,
+        weights_bytes=description.weights_bytes.get(arm.name),
+        notes=notes,
+    )
+
+
+def _check_prompts(prompt_set: PromptSet) -> None:
+    if not prompt_set.prompts:
+        raise UsageError(f"data set {prompt_set.dataset!r} has no prompts", "check its file and --category")
+    ids = [prompt.prompt_id for prompt in prompt_set.prompts]
+    if len(set(ids)) != len(ids):
+        twice = next(prompt_id for prompt_id in ids if ids.count(prompt_id) > 1)
+        raise UsageError(
+            f"data set {prompt_set.dataset!r} holds the prompt id {twice!r} twice", "make ids unique"
+        )

@@ -1,0 +1,301 @@
+"""Runs a benchmark: opens the engine, warms up, runs every group; what was measured is kept in any case."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from dflash.backends import create_backend
+from dflash.backends.base import (
+    Backend,
+    BackendSettings,
+    GenerationRequest,
+    Message,
+    Sampling,
+)
+from dflash.command_line import one_line
+from dflash.config import BenchmarkConfig, check_concurrency
+from dflash.environment import fingerprint
+from dflash.errors import RequestError, TooManyFailuresError, UsageError
+from dflash.interleaved import InterleavedRunner, request_seed
+from dflash.interrupts import Interrupts
+from dflash.plan import (
+    WARMUP_MAX_NEW_TOKENS,
+    Group,
+    make_groups,
+    num_prompts_asked,
+    num_warmup_of,
+    planned_arms,
+)
+from dflash.progress import Progress, SilentProgress
+from dflash.prompts import PromptSet
+from dflash.recorder import Invocation, RunRecorder, new_run_folder
+from dflash.results.store import INFO_FILE, Run, RunWriter, load_run
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run that was begun: what was measured, and what ended it early or must be said of it."""
+
+    run: Run
+    error: BaseException | None = None
+
+
+def run_benchmark(
+    config: BenchmarkConfig, *, backend: Backend | None = None, progress: Progress | None = None
+) -> Run:
+    """Run `config` and return its run, read back from its folder.
+
+    Naming an existing run by `config.run_name` resumes it: prompts that completed in every arm are not run
+    again.
+
+    Args:
+        backend: an engine that is not opened yet; None: the one that `config.backend` names.
+        progress: what to tell while it runs; None: nothing.
+
+    Raises:
+        UsageError: settings, models or an existing run that do not fit; nothing was measured.
+        UnavailableError: an engine or a data set that cannot be had.
+        TooManyFailuresError: more requests failed than `config.max_error_rate` allows.
+        KeyboardInterrupt: Ctrl-C or SIGTERM.
+        Exception: what went wrong in the engine. Once a run was begun, what was measured is in its folder.
+    """
+    outcome = execute(config, backend=backend, progress=progress)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.run
+
+
+def execute(
+    config: BenchmarkConfig,
+    *,
+    backend: Backend | None = None,
+    progress: Progress | None = None,
+    interrupts: Interrupts | None = None,
+    invocation: Invocation | None = None,
+) -> Outcome:
+    """As `run_benchmark`, but what ended a run that was begun is returned beside the run.
+
+    Args:
+        interrupts: entered by the caller, who keeps it until its report is written; None: one of our own.
+
+    Raises:
+        DFlashError, KeyboardInterrupt: before anything was measured; no run folder was made.
+    """
+    with ExitStack() as stack:
+        if interrupts is None:
+            interrupts = stack.enter_context(Interrupts())
+        if backend is None:
+            backend = create_backend(config.backend, backend_settings(config))
+        check_concurrency(config.concurrencies, config.backend, backend.capabilities.max_concurrency)
+        if not backend.capabilities.interleaves_arms:
+            raise UsageError(
+                f"backend {config.backend!r} does not run its arms in one process", "choose another --backend"
+            )
+        prompt_sets = load_prompt_sets(config)
+        execution = _Execution(
+            config, backend, prompt_sets, progress or SilentProgress(), interrupts, invocation or Invocation()
+        )
+        return execution.run()
+
+
+def backend_settings(config: BenchmarkConfig) -> BackendSettings:
+    """What an engine needs to know of the settings."""
+    return BackendSettings(
+        model=config.model,
+        draft_model=config.draft_model,
+        dtype=config.dtype,
+        device=config.device,
+        attn_implementation=config.attn_implementation,
+        trust_remote_code=config.trust_remote_code,
+        force_block_size=config.force_block_size,
+        base_url=config.base_url,
+        timeout_s=config.timeout_s,
+        script=config.script,
+    )
+
+
+def load_prompt_sets(config: BenchmarkConfig) -> tuple[PromptSet, ...]:
+    """The prompts of every data set: the same, in the same order, for all that is run on it."""
+    from dflash.dataset_store import load_prompts
+
+    return tuple(
+        load_prompts(
+            dataset,
+            num_prompts=num_prompts_asked(config),
+            seed=config.seed,
+            category=config.category,
+            dataset_file=config.dataset_file,
+            cache_folder=config.datasets_cache,
+        )
+        for dataset in config.datasets
+    )
+
+
+def load_warmup_texts() -> tuple[str, ...]:
+    """Prompts that are used for nothing but warming up."""
+    from dflash.quickstart import warmup_prompts
+
+    return tuple(prompt if isinstance(prompt, str) else prompt.turns[0] for prompt in warmup_prompts())
+
+
+def failure_of(run: Run, max_error_rate: float) -> TooManyFailuresError | None:
+    """The error that stands for too many failed requests in any one cell, or None."""
+    for cell in run.info.cells:
+        records = [record for record in run.records if record.cell_id == cell.cell_id]
+        failed = [record for record in records if record.finish_reason == "error"]
+        if not failed or len(failed) <= max_error_rate * len(records):
+            continue
+        kinds = Counter(record.error_kind for record in failed)
+        return TooManyFailuresError(
+            f"{len(failed)} of {len(records)} requests failed: {cell.arm.label}, {cell.workload.dataset}: "
+            + ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+            + f"; the first said {failed[0].error_message!r}",
+            "mend the cause and resume the run, or allow more by --max-error-rate",
+        )
+    return None
+
+
+class _Execution:
+    """One call of `execute`, from the opened engine to the run that was read back."""
+
+    def __init__(
+        self,
+        config: BenchmarkConfig,
+        backend: Backend,
+        prompt_sets: Sequence[PromptSet],
+        progress: Progress,
+        interrupts: Interrupts,
+        invocation: Invocation,
+    ) -> None:
+        self._config = config
+        self._backend = backend
+        self._prompt_sets = prompt_sets
+        self._progress = progress
+        self._interrupts = interrupts
+        self._invocation = invocation
+        self._stop = threading.Event()
+        self._writer: RunWriter | None = None
+        self._recorder: RunRecorder | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> Outcome:
+        name = self._config.run_name
+        if name is not None and (self._config.output_dir / name / INFO_FILE).exists():
+            self._writer = RunWriter(
+                self._config.output_dir / name
+            )  # a second process is refused before loading
+        try:
+            self._run_coroutine()
+        except KeyboardInterrupt as error:  # from the event loop itself
+            if self._recorder is None:
+                raise
+            self._error = self._error or error
+        finally:
+            self._progress.close()
+            if self._writer is not None:
+                self._writer.close()
+        assert self._writer is not None
+        run = load_run(self._writer.folder)
+        return Outcome(run, self._error or failure_of(run, self._config.max_error_rate))
+
+    def _run_coroutine(self) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            asyncio.run(self._open_and_run())
+            return
+        # inside a notebook's loop: one of our own in a thread, which a Ctrl-C stops after the current request
+        thread = threading.Thread(target=self._run_in_thread)
+        thread.start()
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            self._stop.set()
+            thread.join()
+        if self._recorder is None and self._error is not None:
+            raise self._error
+
+    def _run_in_thread(self) -> None:
+        try:
+            asyncio.run(self._open_and_run())
+        except BaseException as error:  # carried over to the thread that waits
+            self._error = self._error or error
+
+    async def _open_and_run(self) -> None:
+        try:
+            description = await self._backend.open(planned_arms(self._config))
+            environment: dict[str, Any] = fingerprint() | {"engine": dict(description.environment)}
+            groups = make_groups(self._config, self._prompt_sets, description, environment)
+            if self._writer is None:
+                self._writer = RunWriter(new_run_folder(self._config))
+            notes = [note for prompt_set in self._prompt_sets for note in prompt_set.notes]
+            self._recorder = RunRecorder(
+                self._writer,
+                self._config,
+                groups,
+                environment,
+                (*description.notes, *notes),
+                self._invocation,
+                self._interrupts,
+            )
+            await self._run_groups(groups, self._recorder)
+        finally:
+            await self._close_backend()
+
+    async def _close_backend(self) -> None:
+        try:
+            await self._backend.aclose()
+        except Exception as error:
+            if self._recorder is None:  # otherwise the run stands, whatever closing says
+                raise
+            self._progress.say(f"closing the engine failed: {type(error).__name__}: {error}")
+
+    async def _run_groups(self, groups: Sequence[Group], recorder: RunRecorder) -> None:
+        runner = InterleavedRunner(self._backend, recorder, self._progress, self._config.repeats, self._stop)
+        num_units = [len(runner.units_to_run(group)) for group in groups]
+        current = groups[0]
+        try:
+            self._progress.start(sum(num_units))
+            if sum(num_units):
+                await self._warm_up(groups[0])
+            for group in groups:
+                current = group
+                recorder.set_status(group, "running")
+                await runner.run_group(group)
+                recorder.set_status(group, "completed")
+        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+            signal_name = self._interrupts.received
+            reason = f"interrupted by {signal_name}" if signal_name else "interrupted"
+            self._error = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
+            recorder.set_status(current, "interrupted", reason)
+        except Exception as error:
+            self._error = error
+            recorder.set_status(current, "failed", one_line(f"{type(error).__name__}: {error}"))
+        recorder.finish()
+
+    async def _warm_up(self, group: Group) -> None:
+        """Requests that are not measured, in every arm; one that fails is said and passed over."""
+        workload = group.workload
+        texts = load_warmup_texts()
+        for number in range(num_warmup_of(self._config, workload.concurrency)):
+            text = texts[number % len(texts)]
+            for cell in group.cells:
+                request = GenerationRequest(
+                    request_id=f"warmup/{number}:{cell.arm.label}",
+                    arm=cell.arm,
+                    messages=(Message("user", text),),
+                    max_new_tokens=min(workload.max_new_tokens, WARMUP_MAX_NEW_TOKENS),
+                    sampling=Sampling(workload.temperature, workload.top_p, workload.top_k),
+                    seed=request_seed(workload.seed, f"warmup/{number}", 0, 0),
+                    reasoning=workload.reasoning,
+                )
+                try:
+                    await self._backend.generate(request)
+                except RequestError as error:
+                    self._progress.say(f"warm-up failed: {request.request_id}: {error}")

@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from dflash.results import markdown_acceptance
 from dflash.results import markdown_sections as sections
 from dflash.results.markdown_text import code_block, escape, table
 from dflash.results.records import RunInfo
@@ -57,15 +58,15 @@ def render_report(run: Run, summary: RunSummary, pictures: Sequence[Path] = ()) 
     parts += _section("Speed", summary, sections.speed, names, ("speedup.png", "decode_speed.png"))
     if summary.averages:
         parts += _averages(summary)
-    parts += _section("Acceptance", summary, sections.acceptance, names, ())
+    parts += _section("Acceptance", summary, markdown_acceptance.acceptance, names, ())
     parts += _section(
         "Histogram and positions",
         summary,
-        sections.histograms,
+        markdown_acceptance.histograms,
         names,
         ("acceptance_histogram.png", "acceptance_per_position.png"),
     )
-    parts += _section("Agreement", summary, sections.agreement, names, ())
+    parts += _section("Agreement", summary, markdown_acceptance.agreement, names, ())
     parts += _section("Output lengths", summary, sections.output_lengths, names, ("output_lengths.png",))
     parts += _section("Where the time goes", summary, sections.step_time, names, ())
     parts += _section("Memory", summary, sections.memory, names, ())

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from dflash.results import metrics
-from dflash.results.acceptance_plots import histogram_of
+from dflash.results.markdown_acceptance import NO_DRAFTING_ARM, drafting_cells
 from dflash.results.markdown_text import bullets, escape, table
-from dflash.results.records import DifferenceRecord
 from dflash.results.stats import percentile
 from dflash.results.summary import CellSummary, Group
 from dflash.results.tables import (
@@ -26,10 +23,8 @@ from dflash.results.tables import (
     format_with_bounds,
 )
 from dflash.results.verify import OUTPUT_LENGTH_RATIO_RANGE
-from dflash.results.verify_pair import is_near_tie, near_tie_logit_gap
 
 _MAX_ERRORS = 20
-_NO_DRAFTING_ARM = "No arm that drafts was run."
 
 
 def speed(group: Group) -> list[str]:
@@ -119,143 +114,6 @@ def _agreeing(cell: CellSummary) -> str:
     return f"over the prompts with equal outputs alone the speedup is {format_times(value)}."
 
 
-def acceptance(group: Group) -> list[str]:
-    """Every form of the acceptance length, each under its name."""
-    cells = _drafting(group)
-    if not cells:
-        return [_NO_DRAFTING_ARM]
-    header = [
-        "arm",
-        "acceptance length",
-        "request mean",
-        "as engines count",
-        "as engines count, request mean",
-        "acceptance rate",
-        "speedup, paper's form",
-    ]
-    rows = [
-        [
-            escape(cell.cell.arm.label),
-            format_with_bounds(cell.interval("acceptance_length")),
-            format_number(cell.number("acceptance_length_request_mean")),
-            format_with_bounds(cell.interval("acceptance_length_untrimmed")),
-            format_number(cell.number("acceptance_length_untrimmed_request_mean")),
-            format_percent(cell.number("acceptance_rate")),
-            format_times(cell.number("speedup_mean_tpot")),
-        ]
-        for cell in cells
-    ]
-    words = (
-        "Compare only `as engines count, request mean` and the speedup in the paper's form (a ratio of "
-        "mean TPOTs over all "
-        "output tokens) with published tables."
-    )
-    return [table(header, rows), words]
-
-
-def histograms(group: Group) -> list[str]:
-    """Steps by tokens, then acceptance per draft position, joint and conditional."""
-    cells = [cell for cell in _drafting(group) if histogram_of(cell) is not None]
-    if not cells:
-        return ["No histogram was measured." if _drafting(group) else _NO_DRAFTING_ARM]
-    parts = ["Decode steps by the tokens that they gave (% of the arm's steps):", _histogram_table(cells)]
-    curves = [cell for cell in cells if cell.numbers("acceptance_rate_per_position")]
-    if curves:
-        words = (
-            "Acceptance per draft position, `joint / conditional`. Joint: % of all verify steps. "
-            "Conditional: % of the "
-            "steps that accepted the position before. Tokens cut by a stop or the limit are counted."
-        )
-        parts += [words, _position_table(curves)]
-    return parts
-
-
-def _histogram_table(cells: Sequence[CellSummary]) -> str:
-    known = [(cell, found) for cell in cells if (found := histogram_of(cell)) is not None]
-    width = max(len(histogram) for _, (_, histogram) in known)
-    rows = []
-    for cell, (name, histogram) in known:
-        total = sum(count or 0 for count in histogram)
-        shares = [format_percent((count or 0) / total) for count in histogram]
-        form = "delivered" if name == "acceptance_histogram" else "untrimmed"
-        rows.append([escape(cell.cell.arm.label), form, f"{total:,.0f}", *_filled(shares, width)])
-    return table(["arm", "form", "steps", *(str(k) for k in range(1, width + 1))], rows, num_left=2)
-
-
-def _position_table(cells: Sequence[CellSummary]) -> str:
-    width = max(len(cell.numbers("acceptance_rate_per_position") or ()) for cell in cells)
-    rows = []
-    for cell in cells:
-        joint = cell.numbers("acceptance_rate_per_position") or ()
-        conditional = cell.numbers("acceptance_rate_per_position_conditional") or ()
-        shown = [
-            f"{format_percent(first)} / {format_percent(second)}"
-            for first, second in zip(joint, conditional, strict=True)
-        ]
-        rows.append([escape(cell.cell.arm.label), *_filled(shown, width)])
-    return table(["arm", *(f"position {i}" for i in range(1, width + 1))], rows)
-
-
-def agreement(group: Group) -> list[str]:
-    """Whether the output changed, and every place where it did."""
-    cells = _drafting(group)
-    if not cells:
-        return [_NO_DRAFTING_ARM]
-    lines, rows = [], []
-    for cell in cells:
-        label = escape(cell.cell.arm.label)
-        value = cell.interval("agreement")
-        if value is None:
-            lines.append(
-                f"**{label}**: n/a, because {escape(cell.why_no_agreement or 'it was not measured')}."
-            )
-        elif value.value == 1:
-            lines.append(f"**{label}**: every compared output equals the baseline's.")
-        else:
-            lines.append(f"**{label}**: {format_agreement(value)} of the prompts give the baseline's output.")
-        rows += [
-            [label, *_difference_row(difference, cell.cell.workload.dtype)] for difference in cell.differences
-        ]
-    parts = [bullets(lines)]
-    if rows:
-        header = [
-            "arm",
-            "prompt",
-            "turn",
-            "repeat",
-            "position",
-            "baseline token",
-            "arm token",
-            "logit gap",
-            "verdict",
-        ]
-        dtype = group.first.workload.dtype
-        words = (
-            "Logit gap: between the target's two best next tokens at the first difference, from one "
-            "forward after both "
-            f"clocks had stopped. Up to {near_tie_logit_gap(dtype):g} (for {dtype}) it is called a "
-            f"near-tie, which "
-            "rounding can turn; above, a fault."
-        )
-        parts += [table(header, rows, num_left=2), escape(words)]
-    return parts
-
-
-def _difference_row(difference: DifferenceRecord, dtype: str) -> list[str]:
-    ended = "(ended)"
-    gap = difference.logit_gap
-    return [
-        escape(difference.prompt_id),
-        str(difference.turn),
-        str(difference.repeat),
-        str(difference.position),
-        ended if difference.baseline_token_id is None else str(difference.baseline_token_id),
-        ended if difference.arm_token_id is None else str(difference.arm_token_id),
-        UNKNOWN if gap is None else f"{gap:.3g}",
-        {None: UNKNOWN, True: "near-tie", False: "**fault**"}[is_near_tie(difference, dtype)],
-    ]
-
-
 def output_lengths(group: Group) -> list[str]:
     """How long the outputs were in each arm, and why they ended."""
     header = ["arm", "mean", "shortest", "median", "longest", "stop token", "limit", "cancelled", "error"]
@@ -340,7 +198,7 @@ def categories(group: Group) -> list[str]:
         for category in cell.categories
     ]
     if not rows:
-        return ["The prompts have no categories." if _drafting(group) else _NO_DRAFTING_ARM]
+        return ["The prompts have no categories." if drafting_cells(group) else NO_DRAFTING_ARM]
     rows.sort(key=lambda row: row[0])
     header = [
         "category",
@@ -380,11 +238,3 @@ def errors(group: Group) -> list[str]:
     if len(failed) > _MAX_ERRORS:
         parts.append(f"The first {_MAX_ERRORS} of {len(failed)} are shown; all are in `records.jsonl`.")
     return parts
-
-
-def _drafting(group: Group) -> list[CellSummary]:
-    return [cell for cell in group.cells if not cell.cell.arm.is_baseline]
-
-
-def _filled(cells: Sequence[str], width: int) -> list[str]:
-    return [*cells, *[""] * (width - len(cells))]

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dflash.results import metrics, paired_metrics
+from dflash.results.missing_numbers import why_no_agreement, why_no_speed, why_no_speedup
 from dflash.results.paired_metrics import Pairing, pair_units
 from dflash.results.records import Cell, DifferenceRecord, RequestRecord
 from dflash.results.stats import Interval, arithmetic_mean, geometric_mean, percentile
@@ -240,16 +241,15 @@ def _summarise_cell(
     findings = check_cell(cell, records)
     if pairing is not None:
         findings += check_pair(cell, pairing, differences)
-    why_no_speed = _why_no_speed(cell, records) if values["decode_tok_s"] is None else None
     return CellSummary(
         metrics=values,
         cell=cell,
         records=tuple(records),
         pairing=pairing,
         baseline_cell_id=None if baseline is None else baseline.cell_id,
-        why_no_speed=why_no_speed,
-        why_no_speedup=_why_no_speedup(cell, pairing) if values["speedup"] is None else None,
-        why_no_agreement=_why_no_agreement(cell, pairing) if values["agreement"] is None else None,
+        why_no_speed=why_no_speed(cell, records) if values["decode_tok_s"] is None else None,
+        why_no_speedup=why_no_speedup(cell, pairing) if values["speedup"] is None else None,
+        why_no_agreement=why_no_agreement(cell, pairing) if values["agreement"] is None else None,
         findings=findings,
         differences=differences,
         categories=_categories(cell, records, baseline_records, pairing),
@@ -305,39 +305,6 @@ def _fastest(cells: Sequence[CellSummary]) -> str | None:
     if len(known) < 2:
         return None
     return max(known, key=lambda item: item[0])[1].cell.cell_id
-
-
-def _why_no_speed(cell: Cell, records: Sequence[RequestRecord]) -> str:
-    if not records:
-        return cell.reason or "no request was run"
-    done = metrics.completed(records)
-    if not done:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in metrics.error_kind_counts(records).items())
-        return f"no request completed ({kinds})" if kinds else "no request completed"
-    if all(
-        record.num_output_tokens is not None and metrics.num_decode_tokens(record) == 0 for record in done
-    ):
-        return "every output ended with its first chunk: there is no decode token"
-    return "token counts or time stamps were not measured"
-
-
-def _why_no_speedup(cell: Cell, pairing: Pairing | None) -> str:
-    if cell.arm.is_baseline:
-        return "this is the baseline"
-    if pairing is None:
-        return "no baseline arm in this run; add it with --arms baseline," + cell.arm.name
-    if pairing.unlike_prompts:
-        return "comparison refused: the prompts differ between the arms"
-    reasons = ", ".join(f"{reason}: {count}" for reason, count in pairing.left_out.items())
-    return f"no prompt completed in both arms with a decode token in each ({reasons or 'no requests'})"
-
-
-def _why_no_agreement(cell: Cell, pairing: Pairing | None) -> str:
-    if cell.workload.temperature > 0 and not cell.arm.is_baseline:
-        return "outputs are sampled (temperature above 0): equality is not expected"
-    if pairing is not None and pairing.completed_pairs:
-        return "no output digests"
-    return _why_no_speedup(cell, pairing)
 
 
 def _averages(groups: Sequence[Group]) -> tuple[Average, ...]:

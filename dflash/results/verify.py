@@ -49,6 +49,7 @@ def check_cell(cell: Cell, records: Sequence[RequestRecord]) -> tuple[Finding, .
         _short_outputs(records),
         _few_prompts(records),
         _assumed_first_chunk(records),
+        _short_drafts(cell, records),
         _partly_measured(records),
     ]
     return tuple(finding for finding in findings if finding is not None)
@@ -136,6 +137,10 @@ def acceptance_fault(cell: Cell, record: RequestRecord) -> str | None:
     accepted, drafted, block = record.num_accepted_tokens, record.num_draft_tokens, cell.arm.block_size
     if accepted is not None and drafted is not None and accepted > drafted:
         return f"{accepted} tokens were accepted of {drafted} drafted"
+    if drafted is not None and record.num_verify_steps is not None and block is not None:
+        most = record.num_verify_steps * (block - 1)
+        if drafted > most:
+            return f"{drafted} tokens were drafted in {record.num_verify_steps} steps of B-1 = {block - 1} at most"
     length = metrics.request_acceptance_length(record) if record.completed else None
     if length is not None and (length < 1 or (block is not None and length > block)):
         return f"acceptance length {length:.3f} is outside 1..{block if block is not None else 'B'}"
@@ -291,6 +296,25 @@ def _assumed_first_chunk(records: Sequence[RequestRecord]) -> Finding | None:
         return None
     sentence = f"In {_of(count, len(done))} the size of the first chunk is unknown and taken as 1 token."
     return Finding("first_chunk_assumed", "info", sentence)
+
+
+def _short_drafts(cell: Cell, records: Sequence[RequestRecord]) -> Finding | None:
+    block = cell.arm.block_size
+    if block is None:
+        return None
+    known = [
+        (record.num_draft_tokens, record.num_verify_steps)
+        for record in metrics.completed(records)
+        if record.num_draft_tokens is not None and record.num_verify_steps is not None
+    ]
+    count = sum(drafted < steps * (block - 1) for drafted, steps in known)
+    if not count:
+        return None
+    sentence = (
+        f"In {_of(count, len(known))} some steps drafted fewer than B-1 tokens; rates per position divide by all "
+        "verify steps."
+    )
+    return Finding("short_drafts", "info", sentence)
 
 
 def _partly_measured(records: Sequence[RequestRecord]) -> Finding | None:

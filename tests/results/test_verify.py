@@ -44,6 +44,7 @@ def test_a_healthy_cell_has_no_findings():
         ({"acceptance_histogram_untrimmed": (12, 12, 35, 1)}, "histogram_does_not_add_up"),
         ({"acceptance_histogram_untrimmed": (13, 11, 36)}, "histogram_does_not_add_up"),
         ({"num_draft_tokens": 83}, "acceptance_out_of_range"),
+        ({"num_draft_tokens": 121}, "acceptance_out_of_range"),
         ({"num_decode_steps": 40}, "acceptance_out_of_range"),
         ({"first_ns": -1}, "stamps_out_of_order"),
         ({"last_ns": None}, "stamps_out_of_order"),
@@ -98,6 +99,7 @@ def test_believability_of_one_arm():
     assert codes(check_cell(arm_cell(workload=workload(num_prompts=4)), few)) == {"few_prompts"}
     assert codes(check_cell(arm_cell(), drafted(prompt_digest="prompt-1"))) == {"duplicate_prompts"}
     assert codes(check_cell(arm_cell(), drafted(num_first_chunk_tokens=None))) == {"first_chunk_assumed"}
+    assert codes(check_cell(arm_cell(), drafted(num_draft_tokens=119))) == {"short_drafts"}
     failed = check_cell(arm_cell(), drafted(finish_reason="error", error_kind="out_of_memory"))
     assert "1 of 5 requests failed (out_of_memory 1)." in [finding.sentence for finding in failed]
     cancelled = check_cell(

@@ -1,0 +1,45 @@
+"""Why a number is missing, in words: the reason stands where the number would be. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflash.results import metrics
+from dflash.results.paired_metrics import Pairing
+from dflash.results.records import Cell, RequestRecord
+
+
+def why_no_speed(cell: Cell, records: Sequence[RequestRecord]) -> str:
+    """Why decode_tok_s is None."""
+    if not records:
+        return cell.reason or "no request was run"
+    done = metrics.completed(records)
+    if not done:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in metrics.error_kind_counts(records).items())
+        return f"no request completed ({kinds})" if kinds else "no request completed"
+    if all(
+        record.num_output_tokens is not None and metrics.num_decode_tokens(record) == 0 for record in done
+    ):
+        return "every output ended with its first chunk: there is no decode token"
+    return "token counts or time stamps were not measured"
+
+
+def why_no_speedup(cell: Cell, pairing: Pairing | None) -> str:
+    """Why speedup is None."""
+    if cell.arm.is_baseline:
+        return "this is the baseline"
+    if pairing is None:
+        return "no baseline arm in this run; add it with --arms baseline," + cell.arm.name
+    if pairing.unlike_prompts:
+        return "comparison refused: the prompts differ between the arms"
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in pairing.left_out.items())
+    return f"no prompt completed in both arms with a decode token in each ({reasons or 'no requests'})"
+
+
+def why_no_agreement(cell: Cell, pairing: Pairing | None) -> str:
+    """Why agreement is None."""
+    if cell.workload.temperature > 0 and not cell.arm.is_baseline:
+        return "outputs are sampled (temperature above 0): equality is not expected"
+    if pairing is not None and pairing.completed_pairs:
+        return "no output digests"
+    return why_no_speedup(cell, pairing)

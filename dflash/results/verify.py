@@ -140,7 +140,9 @@ def acceptance_fault(cell: Cell, record: RequestRecord) -> str | None:
     if drafted is not None and record.num_verify_steps is not None and block is not None:
         most = record.num_verify_steps * (block - 1)
         if drafted > most:
-            return f"{drafted} tokens were drafted in {record.num_verify_steps} steps of B-1 = {block - 1} at most"
+            return (
+                f"{drafted} tokens were drafted, but at most {most} fit into {record.num_verify_steps} steps"
+            )
     length = metrics.request_acceptance_length(record) if record.completed else None
     if length is not None and (length < 1 or (block is not None and length > block)):
         return f"acceptance length {length:.3f} is outside 1..{block if block is not None else 'B'}"
@@ -310,10 +312,8 @@ def _short_drafts(cell: Cell, records: Sequence[RequestRecord]) -> Finding | Non
     count = sum(drafted < steps * (block - 1) for drafted, steps in known)
     if not count:
         return None
-    sentence = (
-        f"In {_of(count, len(known))} some steps drafted fewer than B-1 tokens; rates per position divide by all "
-        "verify steps."
-    )
+    few = f"In {_of(count, len(known))} some steps drafted fewer than B-1 tokens"
+    sentence = f"{few}; rates per position divide by all verify steps."
     return Finding("short_drafts", "info", sentence)
 
 

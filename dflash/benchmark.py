@@ -12,7 +12,6 @@ from dflash.arguments import benchmark_command, parse_benchmark_arguments
 from dflash.command_line import exit_code_of, report_error, run_verb
 from dflash.config import ARM_NAMES, BenchmarkConfig
 from dflash.errors import EXIT_DONE, UsageError
-from dflash.plan import plan_lines
 
 if TYPE_CHECKING:
     from dflash.results.store import Run
@@ -29,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _benchmark(argv: Sequence[str]) -> int:
     config = parse_benchmark_arguments(argv)
     if config.list_only:
+        from dflash.plan import plan_lines
+
         print("\n".join(plan_lines(config)))
         return EXIT_DONE
     _check_json_file(config)

@@ -43,7 +43,7 @@ class Fault:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: the class attributes are the defaults
 class Scenario:
     """Times are means; each is moved by up to `jitter` of itself, by the same amount in every run."""
 
@@ -73,6 +73,11 @@ class Scenario:
         """Tells scenarios apart, faults aside: a run may be resumed without the fault that ended it."""
         parts = [(item.name, getattr(self, item.name)) for item in fields(self) if item.name != "faults"]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+_NUMBERS = tuple(
+    item.name for item in fields(Scenario) if item.name not in ("output_tokens", "acceptance", "faults")
+)
 
 
 def load_scenario(path: str | Path) -> Scenario:
@@ -108,17 +113,14 @@ def parse_scenario(values: Mapping[str, Any]) -> Scenario:
         raise TypeError("the file holds no table")
     known = dict(values)
     _check_names(known, Scenario)
+    for name in _NUMBERS:
+        if known.get(name) is not None or (name in known and name != "logit_gap"):
+            _check_number(name, known[name])
     known["faults"] = tuple(_parse_fault(fault) for fault in known.get("faults", ()))
-    for name in ("output_tokens", "acceptance"):
-        if name in known:
-            known[name] = tuple(known[name])
+    known["output_tokens"] = _parse_range(known.get("output_tokens", Scenario.output_tokens))
+    known["acceptance"] = _parse_shares(known.get("acceptance", Scenario.acceptance))
     scenario = Scenario(**known)
-    low, high = scenario.output_tokens
-    if not 1 <= low <= high:
-        raise ValueError("output_tokens must be [low, high] with 1 <= low <= high")
-    if not scenario.acceptance or not all(0 <= rate <= 1 for rate in scenario.acceptance):
-        raise ValueError("acceptance must hold shares from 0 to 1")
-    if not 0 <= scenario.jitter < 1:
+    if not scenario.jitter < 1:
         raise ValueError("jitter must be in [0, 1)")
     if not 2 <= scenario.block_size <= scenario.max_block_size:
         raise ValueError("block_size must be from 2 to max_block_size")
@@ -127,10 +129,34 @@ def parse_scenario(values: Mapping[str, Any]) -> Scenario:
     return scenario
 
 
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number")
+    if not value >= 0:
+        raise ValueError(f"{name} must not be negative")
+
+
+def _parse_range(value: Any) -> tuple[int, int]:
+    if isinstance(value, list | tuple) and len(value) == 2 and all(type(item) is int for item in value):
+        low, high = value
+        if 1 <= low <= high:
+            return low, high
+    raise ValueError("output_tokens must be [low, high] with 1 <= low <= high")
+
+
+def _parse_shares(value: Any) -> tuple[float, ...]:
+    shares = value if isinstance(value, list | tuple) else ()
+    if shares and all(isinstance(share, int | float) and 0 <= share <= 1 for share in shares):
+        return tuple(shares)
+    raise ValueError("acceptance must hold shares from 0 to 1")
+
+
 def _parse_fault(values: Any) -> Fault:
     if not isinstance(values, Mapping):
         raise TypeError("a fault must be a table")
     _check_names(values, Fault)
+    if "action" not in values:
+        raise ValueError("a fault needs an action")
     fault = Fault(**values)
     if fault.action not in FAULT_ACTIONS:
         raise ValueError(f"unknown fault action {fault.action!r}: choose one of {', '.join(FAULT_ACTIONS)}")

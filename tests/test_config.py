@@ -1,0 +1,162 @@
+"""Settings: what contradicts itself or cannot be is refused with one line, before anything is loaded."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from dflash.arguments import benchmark_command, benchmark_parser, parse_benchmark_arguments
+from dflash.config import BenchmarkConfig, check_concurrency
+from dflash.errors import EXIT_USAGE, UsageError
+
+
+def parse(line: str) -> BenchmarkConfig:
+    return parse_benchmark_arguments(shlex.split(line))
+
+
+def test_no_arguments_give_the_defaults() -> None:
+    assert parse("") == BenchmarkConfig()
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("--draft d --model m", "draft_model", "d"),
+        ("--draft-model d --model m", "draft_model", "d"),
+        ("--max-samples 3", "num_prompts", 3),
+        ("--num-prompts 3", "num_prompts", 3),
+        ("--dataset gsm8k,humaneval,mt-bench", "datasets", ("gsm8k", "humaneval", "mt-bench")),
+        ("--dataset 'gsm8k, humaneval'", "datasets", ("gsm8k", "humaneval")),
+        ("--concurrency 1,8,32", "concurrencies", (1, 8, 32)),
+        ("--block-size 8,16", "block_sizes", (8, 16)),
+        ("--no-baseline", "arms", ("dflash",)),
+        ("--arms dflash --no-baseline", "arms", ("dflash",)),
+        ("--enable-thinking", "reasoning", "on"),
+        ("--reasoning low", "reasoning", "low"),
+        ("--no-save-outputs", "save_outputs", False),
+        ("--warmup 0", "num_warmup", 0),
+        ("--temperature 0.7 --top-p 1", "top_p", 1.0),
+        ("--temperature 0.7 --top-k 1", "top_k", 1),
+        ("--json -", "json_file", "-"),
+        ("--output-dir a/b", "output_dir", Path("a/b")),
+        ("--run 2026-01-01.x", "run_name", "2026-01-01.x"),
+        ("--smoke --num-prompts 1", "smoke", True),
+    ],
+)
+def test_flags(line: str, field: str, value: object) -> None:
+    assert getattr(parse(line), field) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--top-p 0.9", "--top-p has no effect at temperature 0"),
+        ("--top-k 5", "--top-k has no effect at temperature 0"),
+        ("--temperature 0 --top-k 1", "--top-k has no effect at temperature 0"),
+        ("--temperature 1 --top-p 0", r"--top-p 0 is outside \(0, 1\]"),
+        ("--temperature 1 --top-p 1.1", r"--top-p 1\.1 is outside"),
+        ("--temperature 1 --top-p nan", "--top-p nan is outside"),
+        ("--temperature 1 --top-k 0", "--top-k 0 is below 1"),
+        ("--temperature -1", "--temperature -1 is no temperature"),
+        ("--temperature nan", "--temperature nan is no temperature"),
+        ("--temperature inf", "--temperature inf is no temperature"),
+        ("--block-size 1", "--block-size 1 is below 2"),
+        ("--block-size 8,1", "--block-size 1 is below 2"),
+        ("--block-size 8,8", "--block-size names 8 twice"),
+        ("--block-size 8,", "argument --block-size: invalid list of int value"),
+        ("--block-size 8 --arms baseline", "--block-size has no meaning for the baseline alone"),
+        ("--num-prompts 0", "--num-prompts 0 is below 1"),
+        ("--num-prompts -3", "--num-prompts -3 is below 1"),
+        ("--num-prompts many", "argument --num-prompts/--max-samples: invalid int value"),
+        ("--max-new-tokens 0", "--max-new-tokens 0 is below 1"),
+        ("--repeats 0", "--repeats 0 is below 1"),
+        ("--warmup -1", "--warmup -1 is below 0"),
+        ("--seed -1", "--seed -1 is below 0"),
+        ("--concurrency 0", "--concurrency 0 is below 1"),
+        ("--concurrency ''", "invalid list of int value"),
+        ("--dataset ''", "is not a data set name"),
+        ("--dataset ../secrets", "is not a data set name"),
+        ("--dataset gsm8k,gsm8k", "--dataset names 'gsm8k' twice"),
+        ("--dataset a,b --dataset-file f", "--dataset-file goes with one data set"),
+        ("--dataset-file f", "--dataset-file cannot replace the data set 'quickstart'"),
+        ("--arms ''", "unknown arm ''"),
+        ("--arms eagle9", "unknown arm 'eagle9'"),
+        ("--arms dflash,dflash", "--arms names 'dflash' twice"),
+        ("--no-baseline --arms baseline", "--no-baseline contradicts --arms"),
+        ("--reasoning off --enable-thinking", "--enable-thinking contradicts --reasoning"),
+        ("--reasoning ''", "--reasoning '' is no setting"),
+        ("--max-error-rate 2", "--max-error-rate 2 is no share"),
+        ("--max-error-rate nan", "--max-error-rate nan is no share"),
+        ("--timeout-s 0", "--timeout-s 0 is no waiting time"),
+        ("--smoke --num-prompts 4", "--smoke runs one prompt per cell"),
+        ("--dtype int3", "invalid choice: 'int3'"),
+        ("--model ''", "--model is empty"),
+        ("--model some/model", "no draft is named for the target 'some/model'"),
+        ("--base-url http://x", "--base-url contradicts --backend transformers"),
+        ("--script s.toml", "--script contradicts --backend transformers"),
+        ("--run ''", "is no run name"),
+        ("--run ../x", "is no run name"),
+        ("--run /x", "is no run name"),
+        ("--run ..", "is no run name"),
+        ("--run a/b", "is no run name"),
+        ("--run .hidden", "is no run name"),
+        ("--run 'a\nb'", "is no run name"),
+        (f"--run {'x' * 200}", "is no run name"),
+        ("--quiet --list", "--quiet contradicts --list"),
+        ("--json ''", "--json is empty"),
+        ("--json - --list", "--json contradicts --list"),
+        ("--nonsense", "unrecognized arguments: --nonsense"),
+        ("--data x", "unrecognized arguments: --data x"),
+        ("--temperature", "argument --temperature: expected one argument"),
+    ],
+)
+def test_what_is_refused(line: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        parse(line)
+    assert caught.value.exit_code == EXIT_USAGE
+    assert "\n" not in str(caught.value)
+    assert caught.value.mend, "an error says what to do about it"
+
+
+def test_a_model_without_a_draft_is_fine_for_plain_decoding() -> None:
+    assert parse("--model some/model --arms baseline").arms == ("baseline",)
+
+
+def test_settings_in_python_are_checked_as_well() -> None:
+    with pytest.raises(UsageError, match="--top-k has no effect"):
+        BenchmarkConfig(top_k=3)
+    with pytest.raises(UsageError, match="--dataset is empty"):
+        BenchmarkConfig(datasets=())
+
+
+def test_a_load_above_the_engines_limit_is_refused() -> None:
+    with pytest.raises(UsageError, match="--concurrency 8: backend 'transformers' runs at most 1"):
+        check_concurrency((1, 8), "transformers", 1)
+    check_concurrency((1, 8), "vllm", None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--backend simulated --no-baseline --block-size 4,8",
+        "--dataset gsm8k,humaneval --num-prompts 7 --temperature 0.6 --top-p 0.95 --top-k 20 --seed 3",
+        "--model m --draft 'my draft' --dtype bfloat16 --trust-remote-code --force-block-size --device cpu",
+        "--no-save-outputs --quiet --json out.json --run a --output-dir x --repeats 2 --warmup 0",
+        "--dataset gsm8k --dataset-file f.jsonl --datasets-cache c --category math --max-error-rate 0.5",
+        "--reasoning low --smoke --concurrency 1,2 --timeout-s 3 --attn-implementation sdpa",
+    ],
+)
+def test_a_command_repeats_its_settings(line: str) -> None:
+    config = parse(line)
+    words = shlex.split(benchmark_command(config))
+    assert words[:3] == ["python", "-m", "dflash.benchmark"]
+    assert parse_benchmark_arguments(words[3:]) == config
+
+
+def test_every_setting_has_a_flag() -> None:
+    known = {action.dest for action in benchmark_parser()._actions}
+    assert {item.name for item in fields(BenchmarkConfig)} <= known

@@ -1,0 +1,159 @@
+"""Naming an existing run goes on with it: nothing is measured twice, nothing unlike is mixed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_prompts import EXACT, run_simulated, use_made_up_prompts
+
+import dflash.runner
+from dflash.backends.scenario import Fault
+from dflash.errors import UsageError
+from dflash.results.store import RunWriter, load_run
+
+
+@pytest.fixture(autouse=True)
+def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_made_up_prompts(monkeypatch)
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    first, _ = run_simulated(tmp_path)
+    again, backend = run_simulated(tmp_path, num_warmup=None)
+    assert backend.requests == [], "not even a warm-up"
+    assert again.run.records == first.run.records
+    assert [cell.status for cell in again.run.info.cells] == ["completed", "completed"]
+
+
+@pytest.mark.parametrize("action", ["sigint", "crash"])
+def test_a_partly_done_prompt_is_run_again_with_all_its_arms(tmp_path: Path, action: str) -> None:
+    whole, _ = run_simulated(tmp_path / "whole")
+    run_simulated(tmp_path, Fault(action, request=3))  # prompt 1: one arm done, the other not
+    resumed, backend = run_simulated(tmp_path)
+    assert [request.request_id.split(":")[0][-1] for request in backend.requests] == list("112233")
+    assert resumed.error is None
+    records = resumed.run.records
+    assert [(record.prompt_id[-1], record.segment) for record in records] == [
+        *[("0", 0)] * 2,
+        *[("1", 1)] * 2,
+        *[("2", 1)] * 2,
+        *[("3", 1)] * 2,
+    ]
+    units = [(record.cell_id, record.unit) for record in records]
+    assert len(set(units)) == len(units) == 8
+    digests = [(record.cell_id, record.prompt_id, record.output_digest) for record in whole.run.records]
+    assert [(record.cell_id, record.prompt_id, record.output_digest) for record in records] == digests
+    assert len(list(resumed.run.outputs())) == len(list(resumed.run.chunks())) == 8
+    assert [cell.status for cell in resumed.run.info.cells] == ["completed", "completed"]
+    assert len(resumed.run.info.segments) == 2
+    lines = (tmp_path / "run/records.jsonl").read_text().splitlines()
+    assert len(lines) == 4 + 6, "superseded rows stay in the file"
+
+
+def test_a_prompt_that_failed_is_tried_again(tmp_path: Path) -> None:
+    failed, _ = run_simulated(tmp_path, Fault("error", request=4))
+    assert failed.error is not None
+    mended, backend = run_simulated(tmp_path)
+    assert [request.request_id.split(":")[0][-1] for request in backend.requests] == list("22")
+    assert mended.error is None
+    assert all(record.completed for record in mended.run.records)
+    assert len(mended.run.records) == 8
+
+
+def test_an_interruption_of_the_second_attempt_supersedes_the_first(tmp_path: Path) -> None:
+    run_simulated(tmp_path, Fault("sigint", request=3))
+    outcome, _ = run_simulated(tmp_path, Fault("sigint", request=0))
+    assert [(record.prompt_id[-1], record.finish_reason) for record in outcome.run.records] == [
+        ("0", "stop"),
+        ("0", "stop"),
+        ("1", "cancelled"),
+    ]
+
+
+def test_a_turn_that_is_missing_runs_the_whole_conversation_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_made_up_prompts(monkeypatch, num_prompts=2, num_turns=2)
+    run_simulated(tmp_path, Fault("sigint", request=6))  # prompt 1: turn 0 is done
+    outcome, backend = run_simulated(tmp_path)
+    assert [request.request_id.split(":")[1] for request in backend.requests] == ["0", "0", "1", "1"]
+    assert len(outcome.run.records) == 8
+
+
+def test_arms_data_sets_and_repeats_may_be_added(tmp_path: Path) -> None:
+    run_simulated(tmp_path, arms=("baseline",))
+    both, backend = run_simulated(tmp_path)
+    assert len(backend.requests) == 8, "the arms of a prompt run back to back, so the baseline runs again"
+    assert {record.segment for record in both.run.records} == {1}
+    more, backend = run_simulated(tmp_path, datasets=("quickstart", "gsm8k"))
+    assert len(backend.requests) == 8
+    assert len(more.run.records) == 16
+    repeated, backend = run_simulated(tmp_path, datasets=("quickstart", "gsm8k"), repeats=2)
+    assert len(backend.requests) == 16
+    assert len(repeated.run.records) == 32
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"temperature": 1.0}, "temperature differs: it was 0.0 and is now 1.0"),
+        ({"max_new_tokens": 7}, "max_new_tokens differs: it was 128 and is now 7"),
+        ({"reasoning": "on"}, "reasoning differs: it was 'off' and is now 'on'"),
+        ({"seed": 1}, "seed differs: it was 0 and is now 1"),
+        ({"block_sizes": (8,)}, "also holds dflash B=4 on quickstart at concurrency 1"),
+        ({"arms": ("dflash",)}, "also holds baseline on quickstart"),
+        ({"datasets": ("gsm8k",)}, "also holds baseline on quickstart"),
+        ({"smoke": True}, "num_prompts differs: it was 4 and is now 1"),
+        ({"scenario": replace(EXACT, draft_step_ms=5.0)}, "target_revision differs"),
+    ],
+)
+def test_another_identity_is_refused_by_name(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    run_simulated(tmp_path)
+    before = {item.name: item.read_bytes() for item in (tmp_path / "run").iterdir()}
+    with pytest.raises(UsageError, match=said):
+        run_simulated(tmp_path, **changed)
+    assert {item.name: item.read_bytes() for item in (tmp_path / "run").iterdir()} == before
+
+
+def test_another_machine_or_version_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_simulated(tmp_path)
+    fingerprint = dflash.runner.fingerprint()
+    moved = fingerprint | {"versions": fingerprint["versions"] | {"numpy": "9"}}
+    monkeypatch.setattr(dflash.runner, "fingerprint", lambda: moved)
+    with pytest.raises(UsageError, match=r"versions numpy differs: it was .* and is now '9'"):
+        run_simulated(tmp_path)
+
+
+def test_another_commit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fingerprint = dflash.runner.fingerprint() | {"git": {"commit": "aaa"}}
+    monkeypatch.setattr(dflash.runner, "fingerprint", lambda: fingerprint)
+    run_simulated(tmp_path)
+    monkeypatch.setattr(dflash.runner, "fingerprint", lambda: fingerprint | {"git": {"commit": "bbb"}})
+    outcome, _ = run_simulated(tmp_path)
+    assert "resumed at another commit of dflash: aaa before, bbb now" in outcome.run.info.notes
+
+
+def test_a_torn_line_is_cut_said_and_measured_again(tmp_path: Path) -> None:
+    run_simulated(tmp_path)
+    path = tmp_path / "run/records.jsonl"
+    path.write_bytes(path.read_bytes()[:-30])
+    outcome, backend = run_simulated(tmp_path)
+    assert len(backend.requests) == 2
+    assert len(outcome.run.records) == 8
+    assert any("line 8 of records.jsonl was cut off" in note for note in outcome.run.info.notes)
+    assert load_run(tmp_path / "run").info.notes == outcome.run.info.notes
+
+
+def test_a_run_that_is_being_written_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    run_simulated(tmp_path)
+    writer = RunWriter(tmp_path / "run")
+    try:
+        with pytest.raises(UsageError, match="is being written by another process"):
+            run_simulated(tmp_path)
+    finally:
+        writer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 
 from dflash.errors import (
     EXIT_DONE,
@@ -20,6 +21,9 @@ DEBUG_VARIABLE = "DFLASH_DEBUG"
 
 def run_verb(work: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Call `work` with the arguments and map what it raises to an exit code; never raises an `Exception`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows another in its place
+            stream.reconfigure(errors="replace")
     try:
         return work(sys.argv[1:] if argv is None else argv)
     except BrokenPipeError:  # the reader of our output has gone: nobody is left to be told

@@ -15,6 +15,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 IN_PROCESS_BACKENDS = ("transformers", "mlx", "simulated")
 DEFAULT_DATASET = "quickstart"
 MAX_RUN_NAME = 120
+MAX_INTEGER = 2**53  # every JSON reader takes integers up to here
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
@@ -128,6 +129,8 @@ def _check_ranges(config: BenchmarkConfig) -> None:
         if value is not None and value < lowest:
             hint = "a block is one known token and at least one draft token" if flag == "--block-size" else ""
             raise UsageError(f"{flag} {value} is below {lowest}", hint or f"give {lowest} or more")
+        if value is not None and value > MAX_INTEGER:
+            raise UsageError(f"{flag} {value} is above {MAX_INTEGER}", "give a smaller number")
     if not 0 <= config.max_error_rate <= 1:
         raise UsageError(f"--max-error-rate {config.max_error_rate:g} is no share", "give 0 to 1")
     if config.timeout_s is not None and not (config.timeout_s > 0 and math.isfinite(config.timeout_s)):

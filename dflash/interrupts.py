@@ -25,7 +25,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.received: str | None = None  # name of the signal
-        self._shielded = False
+        self._num_shields = 0  # they may be nested
         self._pending = False
         self._before: dict[signal.Signals, Any] = {}
 
@@ -38,20 +38,20 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     @contextmanager
     def shield(self) -> Iterator[None]:
         """Hold a first signal back until what is inside (writing a record) is whole."""
-        self._shielded = True
+        self._num_shields += 1
         try:
             yield
         except BaseException:  # the run ends by this error: the signal adds nothing
             self._pending = False
             raise
         finally:
-            self._shielded = False
-        if self._pending:
+            self._num_shields -= 1
+        if self._pending and not self._num_shields:
             self._pending = False
             raise KeyboardInterrupt(self.received)
 
@@ -60,7 +60,7 @@ class Interrupts:
             sys.stderr.write("\nended at once\n")
             os._exit(EXIT_INTERRUPTED)
         self.received = signal.Signals(number).name
-        if self._shielded:
+        if self._num_shields:
             self._pending = True
         else:
             raise KeyboardInterrupt(self.received)

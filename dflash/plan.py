@@ -151,6 +151,7 @@ def _make_group(
         concurrency=concurrency,
     )
     arms = [replace(arm, draft=without_home(arm.draft)) if arm.draft else arm for arm in description.arms]
+    arms.sort(key=lambda arm: not arm.is_baseline)
     multi_turn = any(len(prompt.turns) > 1 for prompt in prompt_set.prompts)
     own_history = multi_turn and not any(arm.is_baseline for arm in arms)
     notes = ("history=own: later turns follow this arm's own answers, so it is paired with nothing",)
@@ -185,6 +186,11 @@ def _make_cell(
 def _check_prompts(prompt_set: PromptSet) -> None:
     if not prompt_set.prompts:
         raise UsageError(f"data set {prompt_set.dataset!r} has no prompts", "check its file and --category")
+    empty = [prompt.prompt_id for prompt in prompt_set.prompts if not prompt.turns]
+    if empty:
+        raise UsageError(
+            f"prompt {empty[0]!r} of data set {prompt_set.dataset!r} says nothing", "check its file"
+        )
     ids = [prompt.prompt_id for prompt in prompt_set.prompts]
     if len(set(ids)) != len(ids):
         twice = next(prompt_id for prompt_id in ids if ids.count(prompt_id) > 1)

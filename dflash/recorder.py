@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import dflash
 from dflash.config import MAX_RUN_NAME, BenchmarkConfig
@@ -79,11 +78,11 @@ class RunRecorder:
             info = replace(run.info, cells=cells, notes=read_info(writer.folder).notes)
             notes = (*notes, *writer.repair(), *_commit_note(run.info.environment, environment))
         self._started_ns = time.perf_counter_ns()
-        segment = Segment(now, self._started_ns, tuple(without_home(word) for word in invocation.argv))
+        segment = Segment(now, self._started_ns, tuple(publishable(word) for word in invocation.argv))
         self.segment = len(info.segments)
         self._info = replace(
             info,
-            command=without_home(invocation.command),
+            command=publishable(invocation.command),
             config=config_values(config),
             segments=(*info.segments, segment),
             notes=tuple(dict.fromkeys((*info.notes, *notes))),
@@ -138,24 +137,21 @@ def digest_of_text(text: str) -> str:
 
 
 def config_values(config: BenchmarkConfig) -> dict[str, Any]:
-    """Every setting as JSON takes it; a password in the URL is left out, the home folder is `~`."""
+    """Every setting as JSON takes it, without what is private."""
     values = asdict(config)
     for name, value in values.items():
         if isinstance(value, Path):
-            values[name] = without_home(str(value))
+            values[name] = publishable(str(value))
         elif isinstance(value, tuple):
             values[name] = list(value)
         elif isinstance(value, str):
-            values[name] = without_home(value)
-    if config.base_url is not None:
-        values["base_url"] = without_credentials(config.base_url)
+            values[name] = publishable(value)
     return values
 
 
-def without_credentials(url: str) -> str:
-    """The URL without user, password, and query."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+def publishable(text: str) -> str:
+    """Text without the user and password of a URL, the home folder as `~`."""
+    return without_home(re.sub(r"(?<=://)[^/\s]*@", "", text))
 
 
 def new_run_folder(config: BenchmarkConfig) -> Path:

@@ -232,18 +232,19 @@ class _Execution:
             description = await self._backend.open(planned_arms(self._config))
             environment: dict[str, Any] = fingerprint() | {"engine": dict(description.environment)}
             groups = make_groups(self._config, self._prompt_sets, description, environment)
-            if self._writer is None:
-                self._writer = RunWriter(new_run_folder(self._config))
             notes = [note for prompt_set in self._prompt_sets for note in prompt_set.notes]
-            self._recorder = RunRecorder(
-                self._writer,
-                self._config,
-                groups,
-                environment,
-                (*description.notes, *notes),
-                self._invocation,
-                self._interrupts,
-            )
+            with self._interrupts.shield():  # a run folder is whole or not there
+                if self._writer is None:
+                    self._writer = RunWriter(new_run_folder(self._config))
+                self._recorder = RunRecorder(
+                    self._writer,
+                    self._config,
+                    groups,
+                    environment,
+                    (*description.notes, *notes),
+                    self._invocation,
+                    self._interrupts,
+                )
             await self._run_groups(groups, self._recorder)
         finally:
             await self._close_backend()

@@ -23,7 +23,7 @@ import sys
 sys.path.insert(0, {str(TESTS)!r})
 import dflash.runner
 from made_up_prompts import made_up_prompts
-dflash.runner.load_prompt_sets = lambda config: tuple(made_up_prompts(dataset=name) for name in config.datasets)
+dflash.runner.load_prompt_sets = lambda config: [made_up_prompts(dataset=name) for name in config.datasets]
 dflash.runner.load_warmup_texts = lambda: ("warm", "up")
 from dflash.benchmark import main
 sys.exit(main(sys.argv[1:]))

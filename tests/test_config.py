@@ -75,6 +75,8 @@ def test_flags(line: str, field: str, value: object) -> None:
         ("--repeats 0", "--repeats 0 is below 1"),
         ("--warmup -1", "--warmup -1 is below 0"),
         ("--seed -1", "--seed -1 is below 0"),
+        (f"--seed {2**64}", "--seed 18446744073709551616 is above"),
+        (f"--num-prompts {10**30}", "is above"),
         ("--concurrency 0", "--concurrency 0 is below 1"),
         ("--concurrency ''", "invalid list of int value"),
         ("--dataset ''", "is not a data set name"),

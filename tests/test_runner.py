@@ -25,6 +25,7 @@ from dflash.errors import (
 )
 from dflash.interleaved import request_seed
 from dflash.interrupts import Interrupts
+from dflash.recorder import publishable
 from dflash.results.records import RequestRecord
 from dflash.results.store import Run, load_run
 from dflash.results.summary import summarise_run
@@ -451,3 +452,14 @@ def test_an_output_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) 
     for name in (None, "run"):
         with pytest.raises(UsageError, match="choose another --output-dir"):
             run_simulated(tmp_path / "file", run_name=name)
+
+
+def test_an_interrupt_while_warming_up_keeps_an_empty_run(tmp_path: Path) -> None:
+    outcome, _ = run_simulated(tmp_path, Fault("sigint", request_id="warmup/1"), num_warmup=2)
+    assert outcome.run.records == ()
+    assert statuses(outcome.run) == ["interrupted", "interrupted"]
+    assert exit_code_of(outcome.error or Exception()) == EXIT_INTERRUPTED
+
+
+def test_a_password_in_an_address_is_not_kept() -> None:
+    assert publishable("--base-url http://me:secret@host:80/v1 x@y") == "--base-url http://host:80/v1 x@y"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -30,7 +30,7 @@ def encode_line(record: Any) -> bytes:
         for item in fields(record)
         if item.default is MISSING or item.name in always or getattr(record, item.name) != item.default
     }
-    return orjson.dumps(values, option=orjson.OPT_APPEND_NEWLINE)
+    return _dumps(values, orjson.OPT_APPEND_NEWLINE)
 
 
 def decode_line(line: bytes, kind: type[Record]) -> Record:
@@ -45,7 +45,7 @@ def decode_line(line: bytes, kind: type[Record]) -> Record:
 def encode_info(info: RunInfo) -> bytes:
     """`run.json`, for people and programs."""
     option = orjson.OPT_APPEND_NEWLINE | orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS
-    return orjson.dumps(info, default=str, option=option)
+    return _dumps(asdict(info), option)
 
 
 def decode_info(content: bytes, name: str) -> RunInfo:
@@ -71,6 +71,23 @@ def decode_info(content: bytes, name: str) -> RunInfo:
         raise UsageError(
             f"run.json of run {name!r} cannot be read ({error})", "restore it from a copy"
         ) from error
+
+
+def _dumps(value: Any, option: int) -> bytes:
+    try:
+        return orjson.dumps(value, default=str, option=option)
+    except orjson.JSONEncodeError:  # half a character, as a command line or a server may hold
+        return orjson.dumps(_without_surrogates(value), default=str, option=option)
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(item) for item in value]
+    return value
 
 
 def _decode_object(values: Any, kind: type[Record]) -> Record:

@@ -305,3 +305,13 @@ def test_to_pandas_has_a_row_per_request(tmp_path: Path) -> None:
     assert frame.loc[0, "arm"] == "dflash"
     assert frame.loc[0, "block_size"] == 4
     assert frame.loc[0, "num_output_tokens"] == 2048
+
+
+def test_half_a_character_does_not_end_a_run(tmp_path: Path) -> None:
+    writer = new_run(tmp_path / "r", replace(INFO, command="x \udcff"))
+    writer.append(OutputRecord("aaaaaaaaaaaa", "1", text="a \ud800 b"))
+    writer.append(RequestRecord("aaaaaaaaaaaa", "1"))
+    writer.close()
+    run = load_run(tmp_path / "r")
+    assert run.info.command == "x ?"
+    assert [output.text for output in run.outputs()] == ["a ? b"]

@@ -148,6 +148,21 @@ def test_an_interrupt_reports_what_was_measured_with_code_130(tmp_path: Path, ac
     assert len(load_run(tmp_path / "reports/r").records) == 8
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_a_killed_run_is_read_and_resumed(tmp_path: Path) -> None:
+    script = scenario(tmp_path, faults=[{"action": "sigkill", "request": 5}])
+    done = call("--script", script, "--run", "r", "--quiet", folder=tmp_path)
+    assert done.returncode == -9
+    run = load_run(tmp_path / "reports/r")
+    assert [cell.status for cell in run.info.cells] == ["running", "running"]
+    assert run.info.segments[0].wall_ns is None
+    assert len(run.records) == 5
+    assert call("--script", scenario(tmp_path), "--run", "r", "--quiet", folder=tmp_path).returncode == 0
+    run = load_run(tmp_path / "reports/r")
+    assert [cell.status for cell in run.info.cells] == ["completed", "completed"]
+    assert len({(record.cell_id, record.unit) for record in run.records}) == len(run.records) == 8
+
+
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     code = """
 import signal

@@ -13,7 +13,7 @@ from typing import Any
 from dflash.backends.base import GenerationRequest
 from dflash.errors import UsageError
 
-FAULT_ACTIONS = ("error", "differ", "interrupt", "sigint", "sigterm", "crash")
+FAULT_ACTIONS = ("error", "differ", "interrupt", "sigint", "sigterm", "sigkill", "crash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class Fault:
     """What goes wrong, at the requests that match every condition given.
 
     `error` fails the request; `differ` puts another token at `position`; `interrupt` is a Ctrl-C inside the
-    engine, `sigint` and `sigterm` are the signals themselves; `crash` is an error that nobody foresaw.
+    engine, `sigint`, `sigterm` and `sigkill` are the signals themselves; `crash` is an error that nobody
+    foresaw.
     """
 
     action: str

@@ -136,7 +136,7 @@ class SimulatedBackend:
             raise RuntimeError(fault.message)
         if fault.action == "interrupt":
             raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGTERM if fault.action == "sigterm" else signal.SIGINT)
+        signal.raise_signal(signal.Signals[fault.action.upper()])
 
     def _output(self, request: GenerationRequest) -> tuple[tuple[int, ...], FinishReason]:
         low, high = self._scenario.output_tokens

@@ -187,9 +187,8 @@ class _Execution:
     def run(self) -> Outcome:
         name = self._config.run_name
         if name is not None and (self._config.output_dir / name / INFO_FILE).exists():
-            self._writer = RunWriter(
-                self._config.output_dir / name
-            )  # a second process is refused before loading
+            # opened now, so that a second process is refused before a model is loaded
+            self._writer = RunWriter(self._config.output_dir / name)
         try:
             self._run_coroutine()
         except KeyboardInterrupt as error:  # from the event loop itself

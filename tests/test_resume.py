@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from made_up_prompts import EXACT, run_simulated, use_made_up_prompts
 import dflash.runner
 from dflash.backends.scenario import Fault
 from dflash.errors import UsageError
-from dflash.results.store import RunWriter, load_run
+from dflash.results.store import Run, RunWriter, load_run
 
 
 @pytest.fixture(autouse=True)
@@ -157,3 +158,31 @@ def test_a_run_that_is_being_written_is_refused_before_anything_is_loaded(tmp_pa
             run_simulated(tmp_path)
     finally:
         writer.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_however_often_it_breaks_the_end_is_that_of_a_whole_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Faults and torn files at random places, resumed until done: one row per request, the same answers."""
+    use_made_up_prompts(monkeypatch, num_prompts=5, num_turns=2)
+    rng = random.Random(seed)
+    settings: dict[str, Any] = {"block_sizes": (2, 4), "datasets": ("quickstart", "gsm8k"), "repeats": 2}
+    whole, _ = run_simulated(tmp_path / "whole", **settings)
+    for _ in range(6):
+        action = rng.choice(["sigint", "sigterm", "crash", "error", "interrupt"])
+        run_simulated(tmp_path, Fault(action, request=rng.randrange(60)), **settings)
+        torn = tmp_path / "run" / f"{rng.choice(['records', 'outputs', 'chunks'])}.jsonl"
+        torn.write_bytes(torn.read_bytes()[: -rng.randrange(1, 200)])
+    outcome, _ = run_simulated(tmp_path, **settings)
+    assert outcome.error is None
+
+    def answers(run: Run) -> list[tuple[object, ...]]:
+        return sorted((r.cell_id, *r.unit, r.order, r.num_decode_steps, r.output_digest) for r in run.records)
+
+    assert answers(outcome.run) == answers(whole.run)
+    assert len(outcome.run.records) == 5 * 2 * 3 * 2 * 2
+    assert all(cell.status == "completed" for cell in outcome.run.info.cells)
+    finished, backend = run_simulated(tmp_path, **settings)
+    assert backend.requests == []
+    assert answers(finished.run) == answers(whole.run)

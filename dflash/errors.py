@@ -1,6 +1,6 @@
 """The exception tree. Each class carries the exit code that a command ends with.
 
-A message is one line that names the fault and the mend. This module imports nothing, so every room may use it.
+A message is one line that names the fault and the mend. This module imports nothing: every room may use it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ModelError(UsageError):
 
 
 class DraftError(ModelError):
-    """A draft whose configuration is incomplete, not implemented, or made for another target (exit code 2)."""
+    """A draft that is incomplete, not implemented, or made for another target (exit code 2)."""
 
 
 class TooManyFailuresError(DFlashError):

@@ -1,7 +1,7 @@
 """One small protocol for all engines: open, generate, close.
 
-A backend makes tokens and stamps times. It knows nothing of plans, folders, or metrics. Everything that it says about a
-request is in a `Generation`; everything about itself in a `BackendDescription`.
+A backend makes tokens and stamps times. It knows nothing of plans, folders, or metrics. All that it says
+about a request is in a `Generation`; all about itself in a `BackendDescription`.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ class BackendDescription:
     dtype: str
     arms: tuple[Arm, ...]  # the requested arms, completed with draft name and revision
     weights_bytes: Mapping[str, int] = field(default_factory=dict)  # by arm name
-    environment: Mapping[str, Any] = field(default_factory=dict)  # device, engine version, settings that move a number
+    environment: Mapping[str, Any] = field(default_factory=dict)  # device, versions, what moves a number
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
-    """What a backend is made from; each engine reads the fields that concern it and refuses the contradictory."""
+    """What a backend is made from; each engine reads what concerns it and refuses contradictions."""
 
     model: str | None = None  # None: the engine's default (in process: the quickstart pair)
     draft_model: str | None = None
@@ -132,9 +132,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def logit_gap(
-        self, request: GenerationRequest, prefix_ids: Sequence[int]
-    ) -> float | None:
+    async def logit_gap(self, request: GenerationRequest, prefix_ids: Sequence[int]) -> float | None:
         """Gap between the target's two best next-token logits after the prompt and `prefix_ids`, or None.
 
         One extra forward, called only after the clocks of all arms have stopped.

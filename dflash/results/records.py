@@ -1,7 +1,7 @@
 """The frozen records that cross rooms, and nothing else.
 
-Times are integer nanoseconds of one monotonic clock (`time.perf_counter_ns`), counts are integers, and `None` means
-"not measured". Everything else is derived when it is read (see `metrics.py`).
+Times are integer nanoseconds of one monotonic clock (`time.perf_counter_ns`), counts are integers, and `None`
+means "not measured". Everything else is derived when it is read (see `metrics.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RequestRecord:
     num_draft_tokens: int | None = None
     num_accepted_tokens: int | None = None  # untrimmed: tokens cut by a stop or the limit are counted
     acceptance_histogram: tuple[int, ...] | None = None  # [k-1] = decode steps that delivered k tokens
-    acceptance_histogram_untrimmed: tuple[int, ...] | None = None  # [k-1] = verify steps with k-1 accepted drafts
+    acceptance_histogram_untrimmed: tuple[int, ...] | None = None  # [k-1] = verify steps that accepted k-1
 
     draft_ns: int | None = None  # sum over steps, where the engine knows
     verify_ns: int | None = None
@@ -96,7 +96,10 @@ class ChunkRecord:
 
 @dataclass(frozen=True, slots=True)
 class DifferenceRecord:
-    """Where an arm's output leaves the baseline's: a line of `differences.jsonl`, written after both clocks stopped."""
+    """Where an arm's output leaves the baseline's: a line of `differences.jsonl`.
+
+    Written after the clocks of both arms have stopped.
+    """
 
     cell_id: str  # of the arm that is not the baseline
     prompt_id: str
@@ -106,7 +109,7 @@ class DifferenceRecord:
     position: int = 0  # index of the first output token that differs (one output may just be longer)
     baseline_token_id: int | None = None  # None: the baseline had ended
     arm_token_id: int | None = None
-    logit_gap: float | None = None  # between the target's two best logits there; None where it cannot be known
+    logit_gap: float | None = None  # between the target's two best logits there; None: cannot be known
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash.errors import EXIT_DONE, EXIT_INTERRUPTED, DFlashError, UsageError
+from dflash.arguments import OneLineParser
+from dflash.command_line import run_verb
+from dflash.errors import EXIT_DONE, UsageError
 
 if TYPE_CHECKING:
     from dflash.results.store import Run
@@ -19,9 +21,10 @@ STANDARD_OUTPUT = "-"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m dflash.report",
         description="Compute stored runs' metrics from their records; write report.md and its pictures.",
+        allow_abbrev=False,
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folder, as in reports/NAME")
     parser.add_argument(
@@ -35,20 +38,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb; the exit code is 0, or that of the error, which is printed as one line."""
-    options = build_parser().parse_args(argv)
-    try:
-        _report(options.runs, options.json_file, options.quiet)
-    except DFlashError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    """Run the verb and return its exit code; what goes wrong is printed as one line."""
+    return run_verb(_report, argv)
+
+
+def _report(argv: Sequence[str]) -> int:
+    options = build_parser().parse_args(list(argv))
+    _render(options.runs, options.json_file, options.quiet)
     return EXIT_DONE
 
 
-def _report(folders: Sequence[Path], json_file: str | None, quiet: bool) -> None:
+def _render(folders: Sequence[Path], json_file: str | None, quiet: bool) -> None:
     from dflash.results.report_files import write_report
     from dflash.results.store import load_run
     from dflash.results.summary import summarise_run

@@ -59,6 +59,15 @@ def test_an_unknown_run_is_one_line_and_exit_code_2(run_folder, tmp_path, capsys
     assert not (run_folder / "report.md").exists()  # nothing half-written
 
 
+@pytest.mark.parametrize("arguments", [[], ["--quite", "run"], ["run", "--json"]])
+def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, capsys):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert "--help" in captured.err
+
+
 def test_a_json_file_that_cannot_be_written_is_exit_code_2(run_folder, tmp_path, capsys):
     assert main([str(run_folder), "--json", str(tmp_path / "no" / "x.json")]) == 2
     assert "cannot write" in capsys.readouterr().err

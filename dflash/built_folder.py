@@ -25,7 +25,7 @@ MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
 _BLOCK_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIO)
+_NOT_WRITABLE = (errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIO)
 
 Announce = Callable[[str], None]
 
@@ -84,7 +84,14 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
         return None
-    return manifest if isinstance(manifest.get("files"), dict) else None
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(_is_file_entry(entry) for entry in files.values()):
+        return None
+    return manifest
+
+
+def _is_file_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and {"num_bytes", "sha256"} <= entry.keys()
 
 
 def find_fault(folder: Path, *, hashes: bool = False) -> str | None:

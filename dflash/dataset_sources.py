@@ -74,16 +74,13 @@ def _fetch_from_hub(spec: DatasetSpec, folder: Path) -> Fetched:
             downloaded = hf_hub_download(
                 spec.source, spec.hub_file, repo_type="dataset", revision=spec.revision
             )
-    except (
-        Exception
-    ) as error:  # offline, refused, not found, proxy …: the hub's client has many trees of them
-        cause = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-        raise UnavailableError(
-            f"{spec.source} cannot be had from the model hub ({cause[0][:200]})"
-        ) from error
-    label = f"{spec.source}, {spec.hub_file}, revision {spec.revision}"
+    except Exception as error:  # offline, refused, not found, proxy …: the client raises from several trees
+        lines = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
+        fault = f"{spec.source} cannot be had from the model hub ({lines[0][:200]})"
+        raise UnavailableError(fault) from error
     path = Path(downloaded)
-    return (_read_parquet(path) if path.suffix == ".parquet" else read_rows(path)), label
+    rows = _read_parquet(path) if path.suffix == ".parquet" else read_rows(path)
+    return Fetched(rows, f"{spec.source}, {spec.hub_file}", spec.revision)
 
 
 def _read_parquet(path: Path) -> Sequence[Row]:

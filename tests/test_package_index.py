@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dflash.errors import UsageError
+from dflash.errors import UnavailableError, UsageError
 from dflash.package_index import PackageIndexError, WheelFile, extract_wheel_file
 
 VARIABLE = "DFLASH_TEST_WHEEL"
@@ -77,6 +77,7 @@ def test_pip_fetches_one_wheel_without_dependencies(
             "ERROR: 403 from https://name:secret@index.example/simple\n",
             "403 from https://index.example/simple",
         ),
+        ("ERROR: Exception:\nTraceback (most recent call last):\nTypeError: odd\n", "TypeError: odd"),
         ("", "pip gave no reason"),
     ],
 )
@@ -94,6 +95,17 @@ def test_no_index_is_one_clear_line(
     assert "\n" not in message
     assert raised.value.exit_code == 4
     assert list(target.iterdir()) == []
+
+
+def test_no_space_is_not_blamed_on_the_index(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, wheel_file = make_wheel(tmp_path)
+    stderr = "ERROR: Exception:\nOSError: [Errno 28] No space left on device\n"
+    monkeypatch.setattr(subprocess, "run", FakePip(None, 2, stderr))
+    with pytest.raises(UnavailableError, match=r"no space is left to download made-up 1\.0") as raised:
+        extract_wheel_file(wheel_file, target)
+    assert not isinstance(raised.value, PackageIndexError)
 
 
 def test_a_wheel_at_hand_needs_no_pip(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

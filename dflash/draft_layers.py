@@ -71,7 +71,7 @@ def rotate(states: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def grouped_attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
     """Scaled dot-product attention where several query heads share a key/value head, without repeating keys or values.
 

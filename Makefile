@@ -1,0 +1,42 @@
+# `make demo` and `make test` set up all they need on a fresh machine. pip's own configuration is respected;
+# PIP_ARGS is passed to every pip install, e.g. PIP_ARGS="-c constraints.txt".
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+DEMO_PROMPTS ?= 8
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-fast lint types bench clean
+
+demo: $(READY)
+	$(BIN)/python -m dflash.benchmark --backend transformers --dataset quickstart \
+		--num-prompts $(DEMO_PROMPTS) --max-new-tokens 64 --block-size 2,3,4,5,8
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-fast: $(READY)
+	$(BIN)/python -m pytest -m "not slow and not real_model"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/loop_overhead.py
+	$(BIN)/python benchmarks/few_row_products.py
+
+# torch first and alone: a build that is at hand is then kept by everything after it.
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_ARGS) "torch>=2.9"
+	$(BIN)/python -m pip install $(PIP_ARGS) -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -101,16 +101,6 @@ class _Progress:
             self.on_tokens(token_ids)
 
 
-@overload
-def dflash_generate(
-    draft: DFlashDraftModel, target: Any, input_ids: Any, max_new_tokens: int, stop_token_ids: Collection[int] | None,
-    temperature: float = ..., *, return_stats: Literal[True], **options: Any,
-) -> Decoded: ...  # fmt: skip
-@overload
-def dflash_generate(
-    draft: DFlashDraftModel, target: Any, input_ids: Any, max_new_tokens: int, stop_token_ids: Collection[int] | None,
-    temperature: float = ..., *, return_stats: Literal[False] = ..., **options: Any,
-) -> torch.Tensor: ...  # fmt: skip
 @torch.inference_mode()
 def dflash_generate(
     draft: DFlashDraftModel,

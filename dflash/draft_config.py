@@ -166,7 +166,7 @@ def check_target(
     outside = [layer_id for layer_id in draft.target_layer_ids if layer_id >= num_layers - 1]
     if outside:
         raise DraftError(
-            f"the draft reads target block {outside[0]}, but of {num_layers} blocks only 0 to {num_layers - 2} can be read",
+            f"the draft reads target block {outside[0]}, and of {num_layers} only 0 to {num_layers - 2} can be read",
             mend,
         )
     if draft.mask_token_id >= vocab_size:

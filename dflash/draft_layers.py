@@ -30,6 +30,8 @@ class RMSNorm(nn.Module):
 class RotaryEmbedding(nn.Module):
     """Angles of the rope of this config; scaled kinds are computed by transformers' own rules."""
 
+    inverse_frequencies: torch.Tensor
+
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         inverse_frequencies, self.scaling = _inverse_frequencies(config)
@@ -71,7 +73,11 @@ def rotate(states: torch.Tensor, rotation: Rotation) -> torch.Tensor:
 
 
 def grouped_attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
 ) -> torch.Tensor:
     """Scaled dot-product attention where several query heads share a key/value head, without repeating keys or values.
 

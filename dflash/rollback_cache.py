@@ -66,6 +66,8 @@ class RollbackLayer(CacheLayerMixin):
 class RollbackCache(Cache):
     """A target's cache for one request of at most `capacity` positions."""
 
+    layers: list[RollbackLayer]  # type: ignore[assignment]  # narrower than a cache of any kinds
+
     def __init__(self, num_layers: int, capacity: int) -> None:
         super().__init__(layers=[RollbackLayer(capacity) for _ in range(num_layers)])
 

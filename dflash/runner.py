@@ -141,7 +141,7 @@ def load_warmup_texts() -> tuple[str, ...]:
     """Prompts that are used for nothing but warming up."""
     from dflash.quickstart import warmup_prompts
 
-    return tuple(prompt if isinstance(prompt, str) else prompt.turns[0] for prompt in warmup_prompts())
+    return tuple(prompt.turns[0] for prompt in warmup_prompts())
 
 
 def failure_of(run: Run, max_error_rate: float) -> TooManyFailuresError | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -65,7 +67,8 @@ def find_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
     Raises:
         ModelError: there is none, or more than one (an encoder beside a decoder of equal depth).
     """
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    get_decoder: Any = getattr(model, "get_decoder", None)
+    decoder: nn.Module = model if get_decoder is None else get_decoder()
     for root in (decoder, model):
         found = [
             module
@@ -137,3 +140,23 @@ class FeatureTap:
                 "the target's forward did not pass the blocks that the draft reads", "use another target"
             )
         return torch.cat(parts, dim=-1)
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep progress bars and load reports off the terminal, and leave the settings as they were."""
+    import transformers.utils.logging
+
+    logging: Any = transformers.utils.logging
+
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        # The bar of the GGUF reader heeds no setting.
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -29,7 +29,7 @@ from dflash.errors import DraftError, ModelError, RequestError, UsageError
 from dflash.few_rows import use_few_row_products, use_grouped_attention
 from dflash.model import DFlashDraftModel, find_checkpoint, read_draft_config
 from dflash.results.records import Arm
-from dflash.target import Target
+from dflash.target import Target, quiet_transformers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SAMPLE_BYTES = 1 << 20
@@ -85,7 +85,8 @@ class TransformersBackend:
         if self._settings.attn_implementation:
             options["attn_implementation"] = self._settings.attn_implementation
         try:
-            model = AutoModelForCausalLM.from_pretrained(location, use_safetensors=True, **options)
+            with quiet_transformers():
+                model: Any = AutoModelForCausalLM.from_pretrained(location, use_safetensors=True, **options)
             return model.to(device).eval()
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise ModelError(

@@ -7,12 +7,10 @@ is close to the file but not equal to it, and the draft was trained for exactly 
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import io
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -111,7 +109,9 @@ def save_dequantised(gguf_file: Path, folder: Path) -> None:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with _quiet_transformers():
+    from dflash.target import quiet_transformers
+
+    with quiet_transformers():
         model = _load_gguf(AutoModelForCausalLM, gguf_file, dtype=torch.float32)
         _forget_quantisation(model)
         model = model.to(torch.bfloat16)
@@ -148,23 +148,3 @@ def _put_rope_theta_at_top(path: Path) -> None:
             "install another 5.x release of transformers",
         )
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Keep progress bars and load reports off the terminal, and leave the settings as they were."""
-    import transformers.utils.logging
-
-    logging: Any = transformers.utils.logging
-
-    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        # The bar of the GGUF reader heeds no setting.
-        with contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

@@ -195,7 +195,7 @@ def test_the_tensor_form_holds_prompt_and_output(case: SimpleNamespace) -> None:
 
 
 def test_every_moment_is_stamped_once(case: SimpleNamespace) -> None:
-    """A clock that counts its readings: sent, first, then one reading a step; ids are handed on in between."""
+    """A clock that counts its readings: sent, first, then one a step; ids are handed on in between."""
     readings = iter(range(100, 1000, 10))
     handed: list[tuple[int, ...]] = []
     draft = OracleDraft(case.model, case.prompt, case.reference, [1, 3])

@@ -24,7 +24,7 @@ REFERENCE_LENGTH = 44
 
 
 def tiny_target(kind: str, seed: int = 0, *, tied: bool = False) -> Any:
-    """A random causal language model, float32. All rows of its head have length 1, so that row t has argmax t."""
+    """A random causal language model, float32. Rows of its head have length 1, so that row t has argmax t."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     shape: dict[str, Any] = {
@@ -106,7 +106,7 @@ def greedy_reference(model: Any, prompt: Sequence[int], num_tokens: int) -> list
 
 
 def case_with_distinct_tokens(kind: str) -> SimpleNamespace:
-    """A target, a prompt whose first outputs all differ (so that a stop fits in every slot), and its reference."""
+    """A target, a prompt whose first outputs all differ (a stop fits in every slot), and its reference."""
     for seed in range(16):
         model = tiny_target(kind, seed)
         generator = torch.Generator().manual_seed(0)
@@ -217,7 +217,7 @@ def save_tiny_tokenizer(folder: Path) -> None:
 
 
 def save_tiny_pair(root: Path, kind: str = "qwen3") -> SimpleNamespace:
-    """Folders `target` (model, tokenizer, chat template, two stop ids) and `draft`, with the models they came from."""
+    """Folders `target` (with tokenizer, chat template, two stop ids) and `draft`, and the models in them."""
     target, draft = tiny_target(kind), tiny_draft()
     target.generation_config.eos_token_id = [2, 5]
     target.save_pretrained(root / "target")

@@ -94,7 +94,7 @@ def target_distribution(
     scaled = logits / temperature
     if top_k is not None and top_k < len(scaled):
         scaled = np.where(scaled >= np.sort(scaled)[-top_k], scaled, -np.inf)
-    weights = np.exp(scaled - scaled.max())
+    weights: np.ndarray = np.exp(scaled - scaled.max())
     weights /= weights.sum()
     if top_p is not None and top_p < 1:
         order = np.argsort(-weights, kind="stable")

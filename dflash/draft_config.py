@@ -93,7 +93,7 @@ def parse_draft_config(config: Mapping[str, Any]) -> DraftConfig:
     """Read the content of a draft's `config.json`.
 
     Raises:
-        DraftError: a key that decides the output is missing or contradictory, or the checkpoint needs what is not built.
+        DraftError: a key that decides the output is missing or contradictory, or a feature is not implemented.
     """
     nested = config.get("dflash_config") or {}
     if not isinstance(nested, Mapping):
@@ -150,7 +150,8 @@ def check_target(
         )
     if draft.hidden_size != hidden_size:
         raise DraftError(
-            f"the draft has hidden size {draft.hidden_size}, and the embedding it shares with {target} has {hidden_size}",
+            f"the draft has hidden size {draft.hidden_size}, and the embedding that it shares with {target} "
+            f"has {hidden_size}",
             mend,
         )
     if draft.vocab_size != vocab_size:

@@ -2,8 +2,8 @@
 
 A verify forward has B rows. On a CPU, `F.linear` in float32 takes a slow path between about 2 and 32 rows: its cost
 jumps to two or three times that of one row, while the same product with the weight on the left stays near the cost of
-reading the weight once (`benchmarks/few_row_products.py` prints both). Attention with a mask makes transformers copy every key
-and value for every query head; here the query heads are grouped instead.
+reading the weight once (`benchmarks/few_row_products.py` prints both). Attention with a mask makes transformers copy
+every key and value for every query head; here the query heads are grouped instead.
 """
 
 from __future__ import annotations

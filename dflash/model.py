@@ -2,8 +2,8 @@
 
 A draft writes a whole block in one forward pass: the known anchor token and B-1 mask tokens go in, non-causal inside
 the block, and slot k (k = 1 .. B-1) proposes the token k places after the anchor. What it knows of the text are
-features of the target: the residual stream after selected blocks, through `fc` and `hidden_norm`, becomes context of the keys
-and values of every draft layer. Embedding and LM head are the target's (arXiv 2602.06036).
+features of the target: the residual stream after selected blocks, through `fc` and `hidden_norm`, becomes context of
+the keys and values of every draft layer. Embedding and LM head are the target's (arXiv 2602.06036).
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ class RollbackLayer(CacheLayerMixin):
 
     is_sliding = False  # a sliding layer keeps everything here; the model's own mask applies the window
     is_croppable = True
+    keys: torch.Tensor  # type: ignore[assignment]  # None until the first update, which allocates them
+    values: torch.Tensor  # type: ignore[assignment]
 
     def __init__(self, capacity: int) -> None:
         super().__init__()

@@ -38,7 +38,8 @@ class StepTimer:
         if self._kind == "cpu":
             self._marks.append(time.perf_counter_ns())
         elif self._kind == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
+            new_event: Any = torch.cuda.Event  # untyped in torch
+            event = new_event(enable_timing=True)
             event.record()
             self._marks.append(event)
 

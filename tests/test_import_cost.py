@@ -37,6 +37,13 @@ try:
 except SystemExit:
     pass
 """,
+        """
+try:
+    import dflash.generate as verb
+    verb.main(['--help'])
+except SystemExit:
+    pass
+""",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:

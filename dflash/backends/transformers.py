@@ -193,8 +193,13 @@ class TransformersBackend:
                 f"out of memory with a prompt of {len(prompt_ids)} tokens",
                 "use a shorter prompt, fewer --max-new-tokens, or a smaller model",
             ) from error
-        text = self._tokenizer.decode(decoded.output_ids, skip_special_tokens=True)
-        return _generation(decoded, text, memory.peak_bytes())
+        peak_memory_bytes = memory.peak_bytes()
+        return _generation(decoded, self.detokenise(decoded.output_ids), peak_memory_bytes)
+
+    def detokenise(self, token_ids: Sequence[int]) -> str:
+        """The text of output ids, special tokens left out."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
 
     def _decode(
         self, request: GenerationRequest, prompt_ids: tuple[int, ...], on_tokens: OnTokens | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,17 @@ from dflash.results.store import load_run
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.usefixtures("quickstart_target")]
 
 BLOCK_SIZES = (2, 4, 8)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On a shared machine threads that wait for each other take several times as long as one alone."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_every_block_size_says_what_plain_decoding_says() -> None:

@@ -43,7 +43,7 @@ class BenchmarkConfig:
     top_k: int | None = None
     reasoning: str = "off"
     concurrencies: tuple[int, ...] = (1,)
-    block_sizes: tuple[int, ...] = ()  # empty: what the draft was trained for (the quickstart draft: 3)
+    block_sizes: tuple[int, ...] = ()  # empty: what the draft was trained for (the quickstart draft: 4)
     arms: tuple[str, ...] = ("baseline", "dflash")
     seed: int = 0
     repeats: int = 1

@@ -324,8 +324,17 @@ def _layer_types(
     if nested.get("use_swa"):
         window = _integer(nested, nested, "swa_window_size")
         types = types or [SLIDING] * num_layers
+        if SLIDING not in types:
+            raise DraftError(
+                "use_swa asks for a window, layer_types names no sliding layer", "make them agree"
+            )
     if types is None:
         first = config.get("max_window_layers") if config.get("use_sliding_window") else None
+        if config.get("use_sliding_window") and first is None:
+            raise DraftError(
+                "use_sliding_window is set without layer_types or max_window_layers",
+                "name the sliding layers",
+            )
         types = (
             [FULL] * num_layers
             if first is None

@@ -455,3 +455,17 @@ def test_blocks_from_two_to_the_trained_size_pass_and_larger_ones_only_by_force(
     with pytest.raises(DraftError, match=r"block size 17 is above 16, .* --force-block-size"):
         check_block_size(config, 17)
     check_block_size(config, 17, force=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dflash_config": {"use_swa": True, "swa_window_size": 8}, "layer_types": [FULL]},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": None, "layer_types": None},
+    ],
+)
+def test_a_window_that_no_layer_would_use_is_refused(change: dict[str, Any]) -> None:
+    nested = {**QWEN3_4B["dflash_config"], **change.get("dflash_config", {})}
+    kinds = change["layer_types"] and [FULL] * QWEN3_4B["num_hidden_layers"]
+    with pytest.raises(DraftError, match="sliding"):
+        parse_draft_config({**QWEN3_4B, **change, "layer_types": kinds, "dflash_config": nested})

@@ -161,9 +161,10 @@ class TransformersBackend:
         if arm.is_baseline or draft_folder is None or self._draft is None:
             return arm
         named = self._settings.draft_model
+        default = quickstart.DEFAULT_BLOCK_SIZE if named is None else self._draft.block_size
         return replace(
             arm,
-            block_size=arm.block_size or self._draft.block_size,
+            block_size=arm.block_size or default,
             acceptance_rule=EQUALITY_RULE,
             draft=named or "quickstart-dflash",
             draft_revision=folder_revision(draft_folder),

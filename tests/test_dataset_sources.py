@@ -87,7 +87,13 @@ except UnavailableError as error:
 
 def fetch(tmp_path: Path, endpoint: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the hub's client reads its endpoint when it is imported."""
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), **variables}
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_OFFLINE": "0",
+    }
+    environment.update(variables)
     return subprocess.run(
         [sys.executable, "-c", FETCH, str(tmp_path)],
         env=environment,

@@ -81,6 +81,10 @@ class TransformersBackend:
         if dtype is not None and dtype not in DTYPES:
             raise UsageError(f"dtype {dtype!r} is not known", f"choose one of {', '.join(DTYPES)}")
         wanted: Any = DTYPES[dtype] if dtype else torch.float32 if device.type == "cpu" else "auto"
+        if location.startswith(("/", ".", "~")) and not Path(location).expanduser().is_dir():
+            raise ModelError(
+                f"target {location!r} is no folder", "name a folder with config.json and safetensors"
+            )
         options: dict[str, Any] = {"dtype": wanted, "trust_remote_code": self._settings.trust_remote_code}
         if self._settings.attn_implementation:
             options["attn_implementation"] = self._settings.attn_implementation

@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
-DEMO_PROMPTS ?= 8
+DEMO_PROMPTS ?= 6
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 
 demo: $(READY)
 	$(BIN)/python -m dflash.benchmark --backend transformers --dataset quickstart \
-		--num-prompts $(DEMO_PROMPTS) --max-new-tokens 64 --block-size 2,3,4,5,8
+		--num-prompts $(DEMO_PROMPTS) --max-new-tokens 64 --block-size 2,3,4,8
 
 test: $(READY)
 	$(BIN)/python -m pytest

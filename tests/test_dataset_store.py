@@ -11,11 +11,12 @@ import pytest
 
 import dflash
 import dflash.dataset_store as store
+from dflash.dataset_catalogue import DatasetSpec
 from dflash.dataset_files import format_rows
 from dflash.dataset_sources import Fetched
 from dflash.dataset_store import datasets_cache_folder, load_prompts
 from dflash.errors import UnavailableError, UsageError
-from dflash.prompts import DatasetSpec, PromptSet
+from dflash.prompts import PromptSet
 
 
 def gsm8k_rows(num_rows: int = 1319) -> list[dict[str, str]]:

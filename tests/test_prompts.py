@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from dflash.dataset_catalogue import CATALOGUE, find_dataset, make_prompts
 from dflash.errors import UsageError
-from dflash.prompts import CATALOGUE, Prompt, find_dataset, make_prompts, prompts_digest
+from dflash.prompts import Prompt, prompts_digest
 
 GSM8K_ROW = {"question": "How many {eggs}?", "answer": "16 + 1,234\n#### 1,250"}
 HUMANEVAL_ROW = {

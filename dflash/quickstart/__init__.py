@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dflash.dataset_catalogue import find_dataset, make_prompts
 from dflash.dataset_files import read_rows
-from dflash.prompts import Prompt, find_dataset, make_prompts
+from dflash.prompts import Prompt
 
 TARGET_NAME = "quickstart-smollm2-135m-q4_1"
 TARGET_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

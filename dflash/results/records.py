@@ -113,6 +113,30 @@ class DifferenceRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """The reference answer of one prompt: a line of `answers.jsonl`. Outputs are scored by it when read."""
+
+    prompt_id: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRecord:
+    """Whether one request's code passed its tests: a line of `code.jsonl`. The last one of a request counts.
+
+    Written where code may be executed (`--execute-code`), after every clock has stopped.
+    """
+
+    cell_id: str
+    prompt_id: str
+    turn: int = 0
+    repeat: int = 0
+    segment: int = 0  # as in the request's record: tells a superseded attempt from the last one
+    passed: bool | None = None  # None: it could not be tried
+    reason: str | None = None  # "passed", "failed", "timeout", "memory", "no_code", …
+
+
+@dataclass(frozen=True, slots=True)
 class Arm:
     """One way of producing the tokens."""
 

@@ -17,7 +17,9 @@ from dflash.errors import UsageError
 from dflash.results.atomic_file import write_file
 from dflash.results.line_format import decode_info, decode_line, encode_info, encode_line
 from dflash.results.records import (
+    AnswerRecord,
     ChunkRecord,
+    CodeRecord,
     DifferenceRecord,
     OutputRecord,
     RequestRecord,
@@ -32,14 +34,22 @@ RECORDS_FILE = "records.jsonl"
 OUTPUTS_FILE = "outputs.jsonl"
 CHUNKS_FILE = "chunks.jsonl"
 DIFFERENCES_FILE = "differences.jsonl"
+ANSWERS_FILE = "answers.jsonl"
+CODE_FILE = "code.jsonl"
 
-AnyRecord = RequestRecord | OutputRecord | ChunkRecord | DifferenceRecord
-Line = TypeVar("Line", RequestRecord, OutputRecord, ChunkRecord, DifferenceRecord)
+PerRequest = RequestRecord | OutputRecord | ChunkRecord | DifferenceRecord | CodeRecord
+AnyRecord = PerRequest | AnswerRecord
+Line = TypeVar("Line", RequestRecord, OutputRecord, ChunkRecord, DifferenceRecord, CodeRecord)
+AnyLine = TypeVar(
+    "AnyLine", RequestRecord, OutputRecord, ChunkRecord, DifferenceRecord, CodeRecord, AnswerRecord
+)
 FILE_OF: dict[type[AnyRecord], str] = {
     RequestRecord: RECORDS_FILE,
     OutputRecord: OUTPUTS_FILE,
     ChunkRecord: CHUNKS_FILE,
     DifferenceRecord: DIFFERENCES_FILE,
+    CodeRecord: CODE_FILE,
+    AnswerRecord: ANSWERS_FILE,
 }
 
 
@@ -59,6 +69,14 @@ class Run:
     def chunks(self) -> Iterator[ChunkRecord]:
         """When the tokens of the requests in `records` came."""
         return self._of_last_attempts(ChunkRecord)
+
+    def answers(self) -> dict[str, str]:
+        """The reference answer of every prompt that has one, by prompt id."""
+        return {line.prompt_id: line.answer for line in _read_lines(self.folder, AnswerRecord)[0]}
+
+    def code_results(self) -> Iterator[CodeRecord]:
+        """Whether the code of the requests in `records` passed; nothing where none was executed."""
+        return self._of_last_attempts(CodeRecord)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per request: the fields of its record, and its cell's backend, data set, arm and load."""
@@ -236,11 +254,11 @@ class RunWriter:
             ) from None
 
 
-def _attempt_key(record: AnyRecord) -> tuple[str, str, int, int]:
+def _attempt_key(record: PerRequest) -> tuple[str, str, int, int]:
     return (record.cell_id, record.prompt_id, record.turn, record.repeat)
 
 
-def _read_lines(folder: Path, kind: type[Line]) -> tuple[list[Line], str | None]:
+def _read_lines(folder: Path, kind: type[AnyLine]) -> tuple[list[AnyLine], str | None]:
     """All records of a kind, and a note where the last line was torn."""
     name = FILE_OF[kind]
     try:
@@ -248,7 +266,7 @@ def _read_lines(folder: Path, kind: type[Line]) -> tuple[list[Line], str | None]
     except FileNotFoundError:
         return [], None
     complete, rest = _split_torn(content)
-    records: list[Line] = []
+    records: list[AnyLine] = []
     for number, line in enumerate(complete.splitlines(), start=1):
         try:
             records.append(decode_line(line, kind))

@@ -208,8 +208,8 @@ def test_a_stop_id_of_the_list_ends_both_arms(copied_pair: SimpleNamespace) -> N
 @pytest.mark.parametrize(
     ("template", "reasoning", "expected"),
     [
-        ("{% if enable_thinking %}", "on", {"enable_thinking": True}),
-        ("{% if enable_thinking %}", "off", {"enable_thinking": False}),
+        ("{{ enable_thinking }}", "on", {"enable_thinking": True}),
+        ("{{ enable_thinking }}", "off", {"enable_thinking": False}),
         ("{{ reasoning_effort }}", "low", {"reasoning_effort": "low"}),
         ("{{ reasoning_strength }}", "high", {"reasoning_strength": "high"}),
         ("{{ messages }}", "off", {}),

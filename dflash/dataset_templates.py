@@ -1,21 +1,15 @@
-"""How a row of a data set becomes a prompt, in the words that were published with it. Pure.
+"""How a row of a data set becomes a prompt: what every template needs, and the set that is shipped. Pure.
 
-Each function takes a row and the id of the prompt, and returns None for a row that is no prompt of the set
-(another split of the same file). It raises `TypeError` or `ValueError`, in words, for a row that is damaged.
+The templates of the data sets are in `dataset_templates_math`, `_code`, `_chat` and `_long`, in the words that
+were published with the method or with the data set: with another wording the same rows give another speedup.
+Each takes a row and the id of the prompt, and returns None for a row that is no prompt of the set (another
+split of the same file). It raises `TypeError` or `ValueError`, in words, for a row that is damaged.
 """
 
 from __future__ import annotations
 
 from dflash.dataset_files import Row
 from dflash.prompts import Prompt
-
-# The instructions as published with the method: with another wording the same rows give another speedup.
-_BOXED_ANSWER = "{text}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
-_SOLVE_IN_PYTHON = """\
-Write a solution to the following problem and make sure that it passes the tests:
-```python
-{text}
-```"""
 
 
 def text_of(row: Row, column: str) -> str:
@@ -26,6 +20,32 @@ def text_of(row: Row, column: str) -> str:
         ValueError: it is empty, or no tokenizer could take it.
     """
     return check_text(row[column], column)
+
+
+def text_or_empty(row: Row, column: str) -> str:
+    """The text in a column, which may be empty, null, or missing: then "".
+
+    Raises:
+        TypeError: it is something else than text.
+        ValueError: no tokenizer could take it.
+    """
+    value = row.get(column)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return value or ""
+    return check_text(value, column)
+
+
+def texts_of(row: Row, column: str) -> tuple[str, ...]:
+    """The list of texts in a column, at least one.
+
+    Raises:
+        TypeError: it is no list, or holds something else than text.
+        ValueError: one is empty, or no tokenizer could take it.
+    """
+    values = row[column]
+    if not isinstance(values, list) or not values:
+        raise TypeError(f"{column} is no list of texts")
+    return tuple(check_text(value, column) for value in values)
 
 
 def check_text(value: object, column: str) -> str:
@@ -47,31 +67,21 @@ def check_text(value: object, column: str) -> str:
     return value
 
 
+def one_of(value: str, known: tuple[str, ...], column: str) -> str:
+    """`value` if it is among the known ones.
+
+    Raises:
+        ValueError: it is not; the known ones are named.
+    """
+    if value not in known:
+        raise ValueError(f"{column} is {value!r} and none of {', '.join(known)}")
+    return value
+
+
 def quickstart_prompt(row: Row, prompt_id: str) -> Prompt:
-    turns = row["turns"]
-    if not isinstance(turns, list) or not turns:
-        raise TypeError("turns is no list of texts")
+    """A row of the shipped file; it carries its own id."""
     return Prompt(
         prompt_id=text_of(row, "prompt_id"),
-        turns=tuple(check_text(turn, "turns") for turn in turns),
+        turns=texts_of(row, "turns"),
         category=text_of(row, "category"),
-    )
-
-
-def gsm8k_prompt(row: Row, prompt_id: str) -> Prompt:
-    # The published solution ends in "#### <number>", thousands separated by commas.
-    _, mark, number = text_of(row, "answer").rpartition("####")
-    return Prompt(
-        prompt_id=prompt_id,
-        turns=(_BOXED_ANSWER.format(text=text_of(row, "question")),),
-        category="math",
-        answer=number.strip().replace(",", "") if mark else None,
-    )
-
-
-def humaneval_prompt(row: Row, prompt_id: str) -> Prompt:
-    return Prompt(
-        prompt_id=prompt_id,
-        turns=(_SOLVE_IN_PYTHON.format(text=text_of(row, "prompt")),),
-        category="code",
     )

@@ -1,6 +1,6 @@
 """Prompts in a model's own chat template: the exact text, its ids, and what the template is told of reasoning.
 
-The tokenizers are made here (one token a byte); the templates have the shape of well-known models' ones.
+The tokenizers have one token a byte; the templates have the shape of well-known models' ones.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
+
+from backends.byte_tokenizer import BEGIN, END, make_tokenizer
 
 from dflash.backends.base import Message
 from dflash.backends.chat_template import (
@@ -26,8 +27,6 @@ from dflash.backends.chat_template import (
 )
 from dflash.errors import ModelError, RequestError, UsageError
 
-BEGIN = "<s>"
-END = "</s>"
 ASK = (Message("user", "two + two? é\u2028東"),)
 
 # What each family of models does, in a few words of our own.
@@ -69,29 +68,6 @@ ONLY_WORDS = (
     "{% for message in messages %}{% generation %}{{ message.reasoning_effort }}{{ message.content }}"
     "{% endgeneration %}{% if loop.last %}{% break %}{% endif %}{% endfor %}"
 )
-
-
-def make_tokenizer(
-    template: Any = None, *, begin: str | None = BEGIN, adds: str = "$A", special: tuple[str, ...] = ()
-) -> Any:
-    """One token a byte, so that ids and text say the same; `adds` is what it sets around a text by itself."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([BEGIN, END, *special])
-    if adds != "$A":
-        names = [word for word in adds.split() if word != "$A"]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=adds, special_tokens=[(name, tokenizer.token_to_id(name)) for name in names]
-        )
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=begin)
-    made.chat_template = template
-    return made
 
 
 ADDS_BEGIN = f"{BEGIN} $A"

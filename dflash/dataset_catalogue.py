@@ -104,14 +104,18 @@ def make_prompts(spec: DatasetSpec, rows: Iterable[Row], label: str) -> tuple[Pr
         except UsageError as error:  # a fault with a mend of its own
             raise UsageError(f"row {number} of {label}: {error.fault}", error.mend) from error
         except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"row {number} of {label}: {error}", f"is it the data set {spec.name}?"
-            ) from error
+            raise UsageError(f"row {number} of {label}: {error}", _mend_of_row(spec)) from error
         if prompt is not None:
             prompts.append(prompt)
     if not prompts:
         raise UsageError(f"{label} holds no prompt of the data set {spec.name}", "name another file")
     return tuple(prompts)
+
+
+def _mend_of_row(spec: DatasetSpec) -> str:
+    if spec.name == CUSTOM:
+        return "correct the row, or name another column by --prompt-field or --turns-field"
+    return f"is it the data set {spec.name}?"
 
 
 def _known_names(name: str) -> str:

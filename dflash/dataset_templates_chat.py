@@ -95,8 +95,9 @@ def speed_bench_prompt(config: str, categories: tuple[str, ...]) -> Callable[[Ro
     """
 
     def to_prompt(row: Row, prompt_id: str) -> Prompt:
+        context: tuple[tuple[str, str], ...] = ()
         if "turns" in row:
-            context, turns = (), texts_of(row, "turns")
+            turns = texts_of(row, "turns")
         else:
             context, turns = conversation_of(row["messages"], "messages")
         if any(turn.startswith(SPEED_BENCH_PLACEHOLDER) for turn in turns):

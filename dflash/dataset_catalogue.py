@@ -71,9 +71,7 @@ def expand_datasets(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
         if name not in (ALL, *GROUPS):
             chosen.add(name if name == CUSTOM else find_dataset(name).name)
             continue
-        members = [
-            spec for spec in CATALOGUE.values() if spec.group is not None and name in (ALL, spec.group)
-        ]
+        members = [spec for spec in CATALOGUE.values() if name in (ALL, spec.group)]
         reasons = {spec.name: reason for spec in members if (reason := _why_left_out(spec)) is not None}
         if len(reasons) == len(members):
             raise UsageError(
@@ -81,6 +79,8 @@ def expand_datasets(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
                 + "; ".join(f"{member} ({reason})" for member, reason in reasons.items()),
                 "name those that you want by --dataset",
             )
+        if name == ALL:
+            reasons[CUSTOM] = "it holds rows of your own"
         chosen |= {spec.name for spec in members} - set(reasons)
         for member, reason in reasons.items():
             left_out.setdefault(member, f"{name!r} leaves out {member}: {reason}; name it to have it")
@@ -126,6 +126,8 @@ def _known_names(name: str) -> str:
 
 
 def _why_left_out(spec: DatasetSpec) -> str | None:
+    if spec.group is None:
+        return "it is for a first run with a small model"
     if spec.needs_preparation is not None:
         return "it must be prepared first"
     if spec.hub is not None and spec.hub.gated:

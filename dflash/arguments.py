@@ -72,8 +72,29 @@ _GROUPS: dict[str, tuple[_Flag, ...]] = {
         _Flag("script", ("--script",), str, "scenario of the simulated backend (TOML or JSON)", "FILE"),
     ),
     "on what": (
-        _Flag("datasets", ("--dataset",), _list_of(str), "data sets (default: quickstart)", "LIST"),
+        _Flag(
+            "datasets",
+            ("--dataset",),
+            _list_of(str),
+            "names (see `python -m dflash.data list`), math, code, chat, all, or custom "
+            "(default: quickstart)",
+            "LIST",
+        ),
         _Flag("dataset_file", ("--dataset-file",), Path, "file that holds the data set", "FILE"),
+        _Flag("dataset_id", ("--dataset-id",), str, "custom: data set on the model hub", "NAMESPACE/NAME"),
+        _Flag("dataset_config", ("--dataset-config",), str, "custom: its config", "NAME"),
+        _Flag(
+            "dataset_split",
+            ("--dataset-split",),
+            str,
+            "custom: its split (default: test, else train)",
+            "NAME",
+        ),
+        _Flag("dataset_revision", ("--dataset-revision",), str, "custom: its commit", "COMMIT"),
+        _Flag("prompt_field", ("--prompt-field",), str, "custom: column that holds the prompt", "COLUMN"),
+        _Flag(
+            "turns_field", ("--turns-field",), str, "custom: column that holds the list of turns", "COLUMN"
+        ),
         _Flag("datasets_cache", ("--datasets-cache",), Path, "folder of fetched data sets", "FOLDER"),
         _Flag(
             "num_prompts",
@@ -83,6 +104,16 @@ _GROUPS: dict[str, tuple[_Flag, ...]] = {
             "N",
         ),
         _Flag("category", ("--category",), str, "only prompts of this category"),
+        _Flag("min_prompt_chars", ("--min-prompt-chars",), int, "only prompts of this length or longer", "N"),
+        _Flag(
+            "max_prompt_chars", ("--max-prompt-chars",), int, "only prompts of this length or shorter", "N"
+        ),
+        _Flag(
+            "repeat",
+            ("--repeat",),
+            None,
+            "use prompts again where a set has fewer than --num-prompts (stamped)",
+        ),
         _Flag("max_new_tokens", ("--max-new-tokens",), int, "default: 2048; quickstart: 128", "N"),
         _Flag("reasoning", ("--reasoning",), str, "off (default), on, or a level", "off|on|LEVEL"),
         _Flag("concurrencies", ("--concurrency",), _list_of(int), "requests in flight (default: 1)", "LIST"),
@@ -108,6 +139,12 @@ _GROUPS: dict[str, tuple[_Flag, ...]] = {
             float,
             "share of an arm's requests that may fail (default: 0)",
             "SHARE",
+        ),
+        _Flag(
+            "execute_code",
+            ("--execute-code",),
+            None,
+            "try out generated code (humaneval, mbpp) in a subprocess with limits, for pass@1",
         ),
         _Flag("smoke", ("--smoke",), None, "one prompt per cell"),
     ),

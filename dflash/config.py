@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dflash.dataset_catalogue import CUSTOM, expand_datasets
 from dflash.errors import UsageError
 
 ARM_NAMES = ("baseline", "dflash")
@@ -34,9 +35,20 @@ class BenchmarkConfig:
     draft_model: str | None = None
     datasets: tuple[str, ...] = (DEFAULT_DATASET,)
     dataset_file: Path | None = None
+    dataset_id: str | None = (
+        None  # of the data set `custom`, on the model hub; with its config, split and revision
+    )
+    dataset_config: str | None = None
+    dataset_split: str | None = None
+    dataset_revision: str | None = None
+    prompt_field: str | None = None  # of the data set `custom`: the column that holds the prompt
+    turns_field: str | None = None  # or a list of turns
     datasets_cache: Path | None = None
     num_prompts: int | None = None  # None: 128, or all of a smaller set
     category: str | None = None
+    min_prompt_chars: int | None = None
+    max_prompt_chars: int | None = None
+    repeat: bool = False  # use prompts again where a set has fewer than were asked for
     max_new_tokens: int | None = None  # None: 2048; the quickstart data set: 128
     temperature: float = 0.0
     top_p: float | None = None
@@ -58,6 +70,7 @@ class BenchmarkConfig:
     num_warmup: int | None = None  # None: max(2, concurrency) prompts that are used for nothing else
     max_error_rate: float = 0.0
     save_outputs: bool = True
+    execute_code: bool = False  # try out generated code, in a limited subprocess
     output_dir: Path = Path("reports")
     run_name: str | None = None  # None: a time stamp
     json_file: str | None = None  # "-": standard output
@@ -67,10 +80,16 @@ class BenchmarkConfig:
 
     def __post_init__(self) -> None:
         _check_lists(self)
+        _check_datasets(self)
         _check_ranges(self)
         _check_sampling(self)
         _check_models(self)
         _check_output(self)
+
+    @property
+    def dataset_names(self) -> tuple[str, ...]:
+        """The data sets, groups such as `math` and `all` taken apart."""
+        return expand_datasets(self.datasets)[0]
 
 
 def check_concurrency(concurrencies: Sequence[int], backend: str, max_concurrency: int | None) -> None:
@@ -96,9 +115,6 @@ def _check_lists(config: BenchmarkConfig) -> None:
             raise UsageError(f"{flag} names {twice[0]!r} twice", "give each value once")
         if not values and flag != "--block-size":
             raise UsageError(f"{flag} is empty", "give at least one value")
-    for name in config.datasets:
-        if not _WORD.fullmatch(name):
-            raise UsageError(f"--dataset {name!r} is not a data set name", "see --help for the names")
     unknown = [name for name in config.arms if name not in ARM_NAMES]
     if unknown:
         raise UsageError(f"unknown arm {unknown[0]!r}", f"choose from {', '.join(ARM_NAMES)}")
@@ -106,13 +122,44 @@ def _check_lists(config: BenchmarkConfig) -> None:
         raise UsageError(
             "--block-size has no meaning for the baseline alone", "add the arm dflash, or drop it"
         )
-    if config.dataset_file is not None and len(config.datasets) > 1:
+
+
+def _check_datasets(config: BenchmarkConfig) -> None:
+    names = config.dataset_names  # refuses unknown ones
+    if config.dataset_file is not None and len(names) > 1:
         raise UsageError("--dataset-file goes with one data set", "name one by --dataset")
-    if config.dataset_file is not None and config.datasets == (DEFAULT_DATASET,):
+    if config.dataset_file is not None and names == (DEFAULT_DATASET,):
         raise UsageError(
             f"--dataset-file cannot replace the data set {DEFAULT_DATASET!r}, which is shipped",
-            "say by --dataset which data set the file holds",
+            f"say by --dataset which data set the file holds, or --dataset {CUSTOM} for one of your own",
         )
+    own = {
+        "--dataset-id": config.dataset_id,
+        "--dataset-config": config.dataset_config,
+        "--dataset-split": config.dataset_split,
+        "--dataset-revision": config.dataset_revision,
+        "--prompt-field": config.prompt_field,
+        "--turns-field": config.turns_field,
+    }
+    given = [flag for flag, value in own.items() if value is not None]
+    if CUSTOM not in names:
+        if given:
+            raise UsageError(
+                f"{given[0]} is for a data set of your own", f"add --dataset {CUSTOM}, or drop it"
+            )
+        return
+    if (config.dataset_file is None) == (config.dataset_id is None):
+        raise UsageError(
+            f"--dataset {CUSTOM} takes its rows from one place",
+            "give either --dataset-file FILE or --dataset-id NAMESPACE/NAME",
+        )
+    of_hub = [flag for flag in given if flag in ("--dataset-config", "--dataset-split", "--dataset-revision")]
+    if config.dataset_file is not None and of_hub:
+        raise UsageError(
+            f"{of_hub[0]} has no meaning for a file", "drop it, or name a data set by --dataset-id"
+        )
+    if config.prompt_field is not None and config.turns_field is not None:
+        raise UsageError("--prompt-field contradicts --turns-field", "give the one that the rows have")
 
 
 def _check_ranges(config: BenchmarkConfig) -> None:
@@ -122,6 +169,8 @@ def _check_ranges(config: BenchmarkConfig) -> None:
         ("--repeats", config.repeats, 1),
         ("--warmup", config.num_warmup, 0),
         ("--seed", config.seed, 0),
+        ("--min-prompt-chars", config.min_prompt_chars, 1),
+        ("--max-prompt-chars", config.max_prompt_chars, 1),
         *(("--concurrency", value, 1) for value in config.concurrencies),
         *(("--block-size", value, 2) for value in config.block_sizes),
     )
@@ -131,6 +180,9 @@ def _check_ranges(config: BenchmarkConfig) -> None:
             raise UsageError(f"{flag} {value} is below {lowest}", hint or f"give {lowest} or more")
         if value is not None and value > MAX_INTEGER:
             raise UsageError(f"{flag} {value} is above {MAX_INTEGER}", "give a smaller number")
+    low, high = config.min_prompt_chars, config.max_prompt_chars
+    if low is not None and high is not None and low > high:
+        raise UsageError(f"--min-prompt-chars {low} is above --max-prompt-chars {high}", "give low and high")
     if not 0 <= config.max_error_rate <= 1:
         raise UsageError(f"--max-error-rate {config.max_error_rate:g} is no share", "give 0 to 1")
     if config.timeout_s is not None and not (config.timeout_s > 0 and math.isfinite(config.timeout_s)):
@@ -191,6 +243,10 @@ def _check_output(config: BenchmarkConfig) -> None:
         )
     if config.quiet and config.list_only:
         raise UsageError("--quiet contradicts --list, which only prints", "drop one of them")
+    if config.execute_code and not config.save_outputs:
+        raise UsageError(
+            "--execute-code contradicts --no-save-outputs", "code is read from the saved outputs"
+        )
     if config.json_file == "":
         raise UsageError("--json is empty", "give a file, or - for standard output")
     if config.json_file is not None and config.list_only:

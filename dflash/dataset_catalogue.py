@@ -26,7 +26,7 @@ __all__ = [
     "make_prompts",
 ]
 
-GROUPS = ("math", "code", "chat", "long")  # names that stand for several data sets
+GROUPS = ("math", "code", "chat")  # names that stand for several data sets
 ALL = "all"  # the name that stands for every one
 CUSTOM = "custom"  # the data set of the user's own rows; see `dataset_custom`
 LARGE_BYTES = 100_000_000  # a download above this is made only for a data set that is named itself
@@ -54,7 +54,7 @@ def find_dataset(name: str) -> DatasetSpec:
 
 
 def expand_datasets(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names with the groups and `all` spelled out, in the order of the catalogue, none twice.
+    """Names with the groups and `all` spelled out, in the order given and none twice.
 
     A name that stands for several never starts a download above `LARGE_BYTES`, nor asks for what this machine
     may not have: such sets are left out unless they are named themselves.
@@ -63,32 +63,26 @@ def expand_datasets(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
         The names, and one note for each set that was left out: which and why.
 
     Raises:
-        UsageError: a name is unknown, or nothing is left of a group.
+        UsageError: a name is unknown.
     """
-    chosen: set[str] = set()
+    chosen: dict[str, None] = {}  # in order
     left_out: dict[str, str] = {}
     for name in names:
         if name not in (ALL, *GROUPS):
-            chosen.add(name if name == CUSTOM else find_dataset(name).name)
+            chosen[name if name == CUSTOM else find_dataset(name).name] = None
             continue
-        members = [spec for spec in CATALOGUE.values() if name in (ALL, spec.group)]
-        reasons = {spec.name: reason for spec in members if (reason := _why_left_out(spec)) is not None}
-        if len(reasons) == len(members):
-            raise UsageError(
-                f"every data set of the group {name!r} must be named itself: "
-                + "; ".join(f"{member} ({reason})" for member, reason in reasons.items()),
-                "name those that you want by --dataset",
-            )
-        if name == ALL:
-            reasons[CUSTOM] = "it holds rows of your own"
-        chosen |= {spec.name for spec in members} - set(reasons)
+        reasons = {CUSTOM: "it holds rows of your own"} if name == ALL else {}
+        for spec in CATALOGUE.values():
+            if name not in (ALL, spec.group):
+                continue
+            reason = _why_left_out(spec)
+            if reason is None:
+                chosen[spec.name] = None
+            else:
+                reasons[spec.name] = reason
         for member, reason in reasons.items():
             left_out.setdefault(member, f"{name!r} leaves out {member}: {reason}; name it to have it")
-    order = (*CATALOGUE, CUSTOM)
-    return (
-        tuple(name for name in order if name in chosen),
-        tuple(left_out[name] for name in order if name in left_out and name not in chosen),
-    )
+    return tuple(chosen), tuple(note for member, note in left_out.items() if member not in chosen)
 
 
 def make_prompts(spec: DatasetSpec, rows: Iterable[Row], label: str) -> tuple[Prompt, ...]:

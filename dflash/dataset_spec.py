@@ -42,7 +42,7 @@ class DatasetSpec:
 
     name: str
     title: str  # what it is, for people
-    group: str | None  # of GROUPS
+    group: str | None  # of GROUPS, or "long", which no name stands for: all of it must be named
     licence: str
     template_version: str  # changes whenever `to_prompt` would build another text from the same row
     columns: tuple[str | tuple[str, ...], ...]  # what a row must have; a tuple: one of these

@@ -15,6 +15,7 @@ from dflash.errors import RequestError
 from dflash.plan import Group
 from dflash.progress import Progress
 from dflash.prompts import Prompt
+from dflash.reasoning import strip_reasoning
 from dflash.recorder import RunRecorder, digest_of_ids, digest_of_text
 from dflash.results.records import Cell, ChunkRecord, DifferenceRecord, OutputRecord, RequestRecord
 from dflash.resume import finished_units
@@ -71,9 +72,8 @@ class InterleavedRunner:
         finished = finished_units(group, self._recorder.records)
         return [
             (index, repeat)
-            for repeat in range(self._repeats)
-            for index, prompt in enumerate(group.prompts)
-            if (prompt.prompt_id, repeat) not in finished
+            for index, repeat in group.units(self._repeats)
+            if (group.prompts[index].prompt_id, repeat) not in finished
         ]
 
     async def run_group(self, group: Group) -> None:
@@ -87,7 +87,8 @@ class InterleavedRunner:
     async def _run_unit(self, group: Group, index: int, repeat: int) -> None:
         """One prompt with all its turns and arms; outputs are compared when the last clock has stopped."""
         prompt = group.prompts[index]
-        histories: list[tuple[Message, ...] | None] = [()] * len(group.cells)
+        context = tuple(Message(role, content) for role, content in prompt.context)
+        histories: list[tuple[Message, ...] | None] = [context] * len(group.cells)
         turns: list[list[_Answer | None]] = []
         for turn, text in enumerate(prompt.turns):
             answers: list[_Answer | None] = [None] * len(group.cells)
@@ -243,7 +244,11 @@ def _record(cell: Cell, where: _Place, segment: int, **values: object) -> Reques
 
 
 def _history_after(answer: _Answer | None) -> tuple[Message, ...] | None:
-    """The conversation up to and including the answer; None where there is none to go on from."""
+    """The conversation up to and including the answer; None where there is none to go on from.
+
+    Reasoning is no part of it, whatever the engine leaves in its text: the next turn's prompt is then the same for
+    every engine.
+    """
     if answer is None or answer.generation.text is None:
         return None
-    return (*answer.request.messages, Message("assistant", answer.generation.text))
+    return (*answer.request.messages, Message("assistant", strip_reasoning(answer.generation.text)))

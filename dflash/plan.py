@@ -29,6 +29,7 @@ class Group:
 
     prompts: tuple[Prompt, ...]
     cells: tuple[Cell, ...]  # one per arm, the baseline first
+    num_requests: int  # per arm and repeat; more than prompts: they are used again
 
     @property
     def workload(self) -> Workload:
@@ -37,6 +38,16 @@ class Group:
     @property
     def has_baseline(self) -> bool:
         return self.cells[0].arm.is_baseline
+
+    def units(self, repeats: int) -> list[tuple[int, int]]:
+        """(prompt index, repeat) of all that is run, in order. A prompt that is used again has a repeat of its own."""
+        num_prompts = len(self.prompts)
+        num_rounds = -(-self.num_requests // num_prompts)
+        return [
+            (number % num_prompts, repeat * num_rounds + number // num_prompts)
+            for repeat in range(repeats)
+            for number in range(self.num_requests)
+        ]
 
 
 def planned_arms(config: BenchmarkConfig) -> tuple[Arm, ...]:
@@ -116,16 +127,21 @@ def short_digest(value: object) -> str:
 def plan_lines(config: BenchmarkConfig) -> list[str]:
     """The plan in words, as `--list` prints it; nothing is loaded: what only the draft knows stays open."""
     lines = []
-    for dataset in config.datasets:
+    for dataset in config.dataset_names:
         for concurrency in config.concurrencies:
             for arm in planned_arms(config):
                 own = " B=the draft's own" if not arm.is_baseline and arm.block_size is None else ""
                 lines.append(
                     f"{config.backend}  {dataset}  concurrency {concurrency}  {arm.label}{own}  "
-                    f"up to {num_prompts_asked(config)} prompts x {config.repeats}, "
+                    f"{_asked(config)} x {config.repeats}, "
                     f"at most {max_new_tokens_of(config, dataset)} new tokens"
                 )
     return lines
+
+
+def _asked(config: BenchmarkConfig) -> str:
+    num_prompts = num_prompts_asked(config)
+    return f"{num_prompts} requests, repeating prompts" if config.repeat else f"up to {num_prompts} prompts"
 
 
 def _make_group(
@@ -152,14 +168,16 @@ def _make_group(
     )
     arms = [replace(arm, draft=without_home(arm.draft)) if arm.draft else arm for arm in description.arms]
     arms.sort(key=lambda arm: not arm.is_baseline)
-    multi_turn = any(len(prompt.turns) > 1 for prompt in prompt_set.prompts)
-    own_history = multi_turn and not any(arm.is_baseline for arm in arms)
-    notes = ("history=own: later turns follow this arm's own answers, so it is paired with nothing",)
-    cells = tuple(
-        _make_cell(config, workload, arm, description, environment, notes if own_history else ())
-        for arm in arms
-    )
-    return Group(prompt_set.prompts, cells)
+    num_requests = prompt_set.num_requests or len(prompt_set.prompts)
+    notes = []
+    if any(len(prompt.turns) > 1 for prompt in prompt_set.prompts) and not any(
+        arm.is_baseline for arm in arms
+    ):
+        notes.append("history=own: later turns follow this arm's own answers, so it is paired with nothing")
+    if num_requests > len(prompt_set.prompts):
+        notes.append(f"repeat: {len(prompt_set.prompts)} prompts make {num_requests} requests")
+    cells = tuple(_make_cell(config, workload, arm, description, environment, tuple(notes)) for arm in arms)
+    return Group(prompt_set.prompts, cells, num_requests)
 
 
 def _make_cell(

@@ -44,9 +44,9 @@ class PromptSet:
     source: str  # where the rows came from, for people
     num_available: int  # rows to choose from
     notes: tuple[str, ...] = ()  # e.g. "asked for 128 prompts, the set has 68"
-    num_requests: int | None = (
-        None  # per arm and repeat: more than prompts only where repeating was asked for
-    )
+    template_version: str | None = None
+    licence: str | None = None
+    num_requests: int | None = None  # per arm and repeat; more than prompts: repeating was asked for
 
 
 def prompts_digest(template_version: str, prompts: Sequence[Prompt]) -> str:

@@ -17,16 +17,20 @@ from dflash.environment import without_home
 from dflash.errors import UsageError
 from dflash.interrupts import Interrupts
 from dflash.plan import Group
+from dflash.prompts import PromptSet
 from dflash.results.records import (
+    AnswerRecord,
     CellStatus,
     ChunkRecord,
+    CodeRecord,
+    DatasetInfo,
     DifferenceRecord,
     OutputRecord,
     RequestRecord,
     RunInfo,
     Segment,
 )
-from dflash.results.store import RunWriter, load_run, read_info
+from dflash.results.store import RunWriter, load_answers, load_run, read_info
 from dflash.resume import check_same_identity
 
 _DIGEST_LENGTH = 16
@@ -52,6 +56,7 @@ class RunRecorder:
         writer: RunWriter,
         config: BenchmarkConfig,
         groups: Sequence[Group],
+        prompt_sets: Sequence[PromptSet],
         environment: Mapping[str, Any],
         notes: Iterable[str],
         invocation: Invocation,
@@ -68,14 +73,13 @@ class RunRecorder:
             created_at=now,
             dflash_version=dflash.__version__,
             environment=dict(environment),
-            cells=cells,
         )
         if not writer.is_new:
             run = load_run(writer.folder)
             check_same_identity(run.info, cells, environment)
             self.records = list(run.records)
             # the notes as stored: what load_run says of torn lines gives way to what their repair says
-            info = replace(run.info, cells=cells, notes=read_info(writer.folder).notes)
+            info = replace(run.info, notes=read_info(writer.folder).notes)
             notes = (*notes, *writer.repair(), *_commit_note(run.info.environment, environment))
         self._started_ns = time.perf_counter_ns()
         segment = Segment(now, self._started_ns, tuple(publishable(word) for word in invocation.argv))
@@ -84,11 +88,18 @@ class RunRecorder:
             info,
             command=publishable(invocation.command),
             config=config_values(config),
+            datasets=tuple(_dataset_info(prompt_set) for prompt_set in prompt_sets),
+            cells=cells,
             segments=(*info.segments, segment),
             notes=tuple(dict.fromkeys((*info.notes, *notes))),
         )
         with interrupts.shield():
             writer.write_info(self._info)
+            self._write_answers(prompt_sets)
+
+    @property
+    def folder(self) -> Path:
+        return self._writer.folder
 
     def set_status(self, group: Group, status: CellStatus, reason: str | None = None) -> None:
         """Set the status of a group's cells; it is on disk when this returns."""
@@ -119,6 +130,20 @@ class RunRecorder:
     def add_difference(self, difference: DifferenceRecord) -> None:
         with self._interrupts.shield():
             self._writer.append(difference)
+
+    def add_code_result(self, result: CodeRecord) -> None:
+        with self._interrupts.shield():
+            self._writer.append(result)
+
+    def add_note(self, note: str) -> None:
+        """Stamp a fact that a reader of the numbers must know."""
+        self._update(replace(self._info, notes=tuple(dict.fromkeys((*self._info.notes, note)))))
+
+    def _write_answers(self, prompt_sets: Sequence[PromptSet]) -> None:
+        known = load_answers(self._writer.folder)
+        for prompt in (prompt for prompt_set in prompt_sets for prompt in prompt_set.prompts):
+            if prompt.answer is not None and known.get(prompt.prompt_id) != prompt.answer:
+                self._writer.append(AnswerRecord(prompt.prompt_id, prompt.answer))
 
     def _update(self, info: RunInfo) -> None:
         self._info = info
@@ -173,6 +198,19 @@ def new_run_folder(config: BenchmarkConfig) -> Path:
             ) from error
         return folder
     raise UsageError(f"{config.output_dir} holds too many runs of one second", "name the run by --run")
+
+
+def _dataset_info(prompt_set: PromptSet) -> DatasetInfo:
+    return DatasetInfo(
+        name=prompt_set.dataset,
+        digest=prompt_set.digest,
+        num_prompts=len(prompt_set.prompts),
+        num_available=prompt_set.num_available,
+        source=publishable(prompt_set.source),
+        revision=prompt_set.revision,
+        template_version=prompt_set.template_version,
+        licence=prompt_set.licence,
+    )
 
 
 def _commit_note(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:

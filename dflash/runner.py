@@ -20,6 +20,7 @@ from dflash.backends.base import (
 )
 from dflash.command_line import one_line
 from dflash.config import BenchmarkConfig, check_concurrency
+from dflash.dataset_catalogue import expand_datasets
 from dflash.environment import fingerprint
 from dflash.errors import RequestError, TooManyFailuresError, UsageError
 from dflash.interleaved import InterleavedRunner, request_seed
@@ -28,11 +29,11 @@ from dflash.plan import (
     WARMUP_MAX_NEW_TOKENS,
     Group,
     make_groups,
-    num_prompts_asked,
     num_warmup_of,
     planned_arms,
 )
 from dflash.progress import Progress, SilentProgress
+from dflash.prompt_sets import load_prompt_sets, load_warmup_texts
 from dflash.prompts import PromptSet
 from dflash.recorder import Invocation, RunRecorder, new_run_folder
 from dflash.results.store import INFO_FILE, Run, RunWriter, load_run
@@ -118,30 +119,6 @@ def backend_settings(config: BenchmarkConfig) -> BackendSettings:
         timeout_s=config.timeout_s,
         script=config.script,
     )
-
-
-def load_prompt_sets(config: BenchmarkConfig) -> tuple[PromptSet, ...]:
-    """The prompts of every data set: the same, in the same order, for all that is run on it."""
-    from dflash.dataset_store import load_prompts
-
-    return tuple(
-        load_prompts(
-            dataset,
-            num_prompts=num_prompts_asked(config),
-            seed=config.seed,
-            category=config.category,
-            dataset_file=config.dataset_file,
-            cache_folder=config.datasets_cache,
-        )
-        for dataset in config.datasets
-    )
-
-
-def load_warmup_texts() -> tuple[str, ...]:
-    """Prompts that are used for nothing but warming up."""
-    from dflash.quickstart import warmup_prompts
-
-    return tuple(prompt.turns[0] for prompt in warmup_prompts())
 
 
 def failure_of(run: Run, max_error_rate: float) -> TooManyFailuresError | None:
@@ -232,6 +209,7 @@ class _Execution:
             environment: dict[str, Any] = fingerprint() | {"engine": dict(description.environment)}
             groups = make_groups(self._config, self._prompt_sets, description, environment)
             notes = [note for prompt_set in self._prompt_sets for note in prompt_set.notes]
+            notes += expand_datasets(self._config.datasets)[1]
             with self._interrupts.shield():  # a run folder is whole or not there
                 if self._writer is None:
                     self._writer = RunWriter(new_run_folder(self._config))
@@ -239,12 +217,15 @@ class _Execution:
                     self._writer,
                     self._config,
                     groups,
+                    self._prompt_sets,
                     environment,
                     (*description.notes, *notes),
                     self._invocation,
                     self._interrupts,
                 )
             await self._run_groups(groups, self._recorder)
+            if self._config.execute_code and self._error is None:
+                self._execute_code(self._recorder)
         finally:
             await self._close_backend()
 
@@ -278,6 +259,21 @@ class _Execution:
             self._error = error
             recorder.set_status(current, "failed", one_line(f"{type(error).__name__}: {error}"))
         recorder.finish()
+
+    def _execute_code(self, recorder: RunRecorder) -> None:
+        """Try out what the arms wrote. Every clock has stopped; what goes wrong here loses no measurement."""
+        from dflash.code_scoring import execute_answers
+
+        prompts = [prompt for prompt_set in self._prompt_sets for prompt in prompt_set.prompts]
+        try:
+            execute_answers(recorder, prompts, self._progress)
+        except KeyboardInterrupt as error:
+            self._error = error
+        except Exception as error:
+            self._error = error
+            self._progress.say(
+                f"executing the code ended early: {one_line(f'{type(error).__name__}: {error}')}"
+            )
 
     async def _warm_up(self, group: Group) -> None:
         """Requests that are not measured, in every arm; one that fails is said and passed over."""

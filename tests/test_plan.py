@@ -42,14 +42,14 @@ def description(config: BenchmarkConfig = CONFIG, **changes: Any) -> BackendDesc
 
 
 def test_the_grid_has_one_baseline_per_workload() -> None:
-    config = replace(CONFIG, datasets=("b", "a"), concurrencies=(2, 1))
+    config = replace(CONFIG, datasets=("humaneval", "gsm8k"), concurrencies=(2, 1))
     sets = [made_up_prompts(3, dataset=name) for name in config.datasets]
     groups = make_groups(config, sets, description(config), ENVIRONMENT)
     assert [(group.workload.dataset, group.workload.concurrency) for group in groups] == [
-        ("b", 2),
-        ("b", 1),
-        ("a", 2),
-        ("a", 1),
+        ("humaneval", 2),
+        ("humaneval", 1),
+        ("gsm8k", 2),
+        ("gsm8k", 1),
     ]
     for group in groups:
         assert [cell.arm.label for cell in group.cells] == ["baseline", "dflash B=4", "dflash B=8"]
@@ -114,6 +114,19 @@ def test_answers_of_its_own_are_stamped() -> None:
     assert all(cell.notes == () for cell in group.cells)
 
 
+def test_prompts_are_used_again_when_asked() -> None:
+    """5 requests of 2 prompts: every use is a repeat of its own, and a second round goes on counting."""
+    prompts = replace(made_up_prompts(2), num_requests=5)
+    (group,) = make_groups(CONFIG, [prompts], description(), ENVIRONMENT)
+    assert group.units(1) == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
+    assert group.units(2)[5:] == [(0, 3), (1, 3), (0, 4), (1, 4), (0, 5)]
+    assert len(set(group.units(3))) == 15
+    assert all(cell.notes == ("repeat: 2 prompts make 5 requests",) for cell in group.cells)
+    (once,) = make_groups(CONFIG, [made_up_prompts(2)], description(), ENVIRONMENT)
+    assert once.units(2) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert group.cells[0].cell_id == once.cells[0].cell_id, "more requests go on with the same run"
+
+
 def test_prompts_that_cannot_be_told_apart_are_refused() -> None:
     prompts = made_up_prompts(2)
     with pytest.raises(UsageError, match="has no prompts"):
@@ -137,6 +150,9 @@ def test_the_plan_is_listed_without_an_engine() -> None:
     assert "dflash B=4" in lines[1]
     assert "2048 new tokens" in lines[-1]
     assert "B=the draft's own" in plan_lines(BenchmarkConfig())[1]
+    assert (
+        "200 requests, repeating prompts x 1" in plan_lines(BenchmarkConfig(repeat=True, num_prompts=200))[0]
+    )
 
 
 def test_two_arms_alternate() -> None:

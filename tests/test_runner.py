@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up_prompts import EXACT, run_simulated, simulated, use_made_up_prompts
+from made_up_prompts import EXACT, made_up_prompts, run_simulated, simulated, use_made_up_prompts
 
 import dflash
-from dflash.backends.base import Capabilities, GenerationRequest
+import dflash.runner
+from dflash.backends.base import Capabilities, Generation, GenerationRequest
 from dflash.backends.scenario import Fault
+from dflash.backends.simulated import SimulatedBackend
 from dflash.command_line import exit_code_of
 from dflash.config import BenchmarkConfig
 from dflash.errors import (
@@ -26,7 +28,7 @@ from dflash.errors import (
 from dflash.interleaved import request_seed
 from dflash.interrupts import Interrupts
 from dflash.recorder import publishable
-from dflash.results.records import RequestRecord
+from dflash.results.records import DatasetInfo, RequestRecord
 from dflash.results.store import Run, load_run
 from dflash.results.summary import summarise_run
 from dflash.runner import execute
@@ -218,6 +220,77 @@ def test_without_a_baseline_an_arm_follows_its_own_answers(
     (first, _) = outcome.run.outputs()
     assert [message.content for message in backend.requests[1].messages][1] == first.text
     assert "history=own" in outcome.run.info.cells[0].notes[0]
+
+
+def test_a_given_context_comes_first_in_every_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = (("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"))
+    prompts = made_up_prompts(2, num_turns=2)
+    given = replace(prompts, prompts=tuple(replace(prompt, context=context) for prompt in prompts.prompts))
+    monkeypatch.setattr(dflash.runner, "load_prompt_sets", lambda config: (given,))
+    _, backend = run_simulated(tmp_path)
+    assert len(backend.requests) == 8
+    for request in backend.requests:
+        assert [(message.role, message.content) for message in request.messages[:3]] == list(context)
+        assert request.messages[3].role == "user"
+
+
+@pytest.mark.parametrize("thought", ["<think>\nfirst 2, then 3\n</think>\n\n", "carry the one\n</think>\n\n"])
+def test_reasoning_is_no_part_of_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thought: str
+) -> None:
+    use_made_up_prompts(monkeypatch, num_prompts=1, num_turns=2)
+    said = SimulatedBackend.generate
+
+    async def think_first(backend: SimulatedBackend, request: GenerationRequest) -> Generation:
+        return replace(await said(backend, request), text=f"{thought}It is 5.")
+
+    monkeypatch.setattr(SimulatedBackend, "generate", think_first)
+    outcome, backend = run_simulated(tmp_path)
+    later = [request for request in backend.requests if len(request.messages) > 1]
+    assert [request.messages[1].content for request in later] == ["It is 5.", "It is 5."]
+    assert all(output.text == f"{thought}It is 5." for output in outcome.run.outputs()), "all of it is kept"
+
+
+def test_prompts_that_are_used_again_are_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = replace(made_up_prompts(2), num_requests=5, notes=("--repeat: said",))
+    monkeypatch.setattr(dflash.runner, "load_prompt_sets", lambda config: (few,))
+    outcome, _ = run_simulated(tmp_path, repeat=True)
+    assert [(r.prompt_id[-1], r.repeat) for r in of_arm(outcome.run, "baseline")] == [
+        ("0", 0),
+        ("1", 0),
+        ("0", 1),
+        ("1", 1),
+        ("0", 2),
+    ]
+    assert "--repeat: said" in outcome.run.info.notes
+    more = replace(few, num_requests=6)
+    monkeypatch.setattr(dflash.runner, "load_prompt_sets", lambda config: (more,))
+    resumed, backend = run_simulated(tmp_path, repeat=True)
+    assert asked(backend.requests) == ["quickstart/0001:0:2:dflash B=4", "quickstart/0001:0:2:baseline"]
+    assert len(resumed.run.records) == 12
+
+
+def test_the_run_names_its_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = replace(made_up_prompts(3), revision="r1", template_version="quickstart-1", licence="MIT")
+    monkeypatch.setattr(dflash.runner, "load_prompt_sets", lambda config: (named,))
+    (info,) = run_simulated(tmp_path)[0].run.info.datasets
+    assert info == DatasetInfo("quickstart", named.digest, 3, 3, "made up", "r1", "quickstart-1", "MIT")
+
+
+def test_reference_answers_are_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = made_up_prompts(3)
+    answered = (
+        replace(prompts.prompts[0], answer="18"),
+        prompts.prompts[1],
+        replace(prompts.prompts[2], answer="3/4"),
+    )
+    monkeypatch.setattr(
+        dflash.runner, "load_prompt_sets", lambda config: (replace(prompts, prompts=answered),)
+    )
+    for _ in range(2):
+        outcome, _ = run_simulated(tmp_path)
+    assert outcome.run.answers() == {"quickstart/0000": "18", "quickstart/0002": "3/4"}
+    assert len((tmp_path / "run/answers.jsonl").read_bytes().splitlines()) == 2
 
 
 def test_several_data_sets_make_groups_of_their_own(tmp_path: Path) -> None:

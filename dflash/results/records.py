@@ -194,6 +194,20 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """Which prompts of a data set a run uses, and where they came from."""
+
+    name: str
+    digest: str  # as in the workload
+    num_prompts: int
+    num_available: int | None = None  # to choose from
+    source: str | None = None  # for people
+    revision: str | None = None  # commit of the source, or digest of the file
+    template_version: str | None = None
+    licence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """One process's share of a run: stamps of different segments have different origins."""
 
@@ -214,6 +228,7 @@ class RunInfo:
     command: str = ""  # the exact command line, secrets left out
     environment: Mapping[str, Any] = field(default_factory=dict)  # machine and version fingerprint
     config: Mapping[str, Any] = field(default_factory=dict)  # every setting of the run
+    datasets: tuple[DatasetInfo, ...] = ()
     cells: tuple[Cell, ...] = ()
     segments: tuple[Segment, ...] = ()
     notes: tuple[str, ...] = ()

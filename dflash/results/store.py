@@ -72,7 +72,7 @@ class Run:
 
     def answers(self) -> dict[str, str]:
         """The reference answer of every prompt that has one, by prompt id."""
-        return {line.prompt_id: line.answer for line in _read_lines(self.folder, AnswerRecord)[0]}
+        return load_answers(self.folder)
 
     def code_results(self) -> Iterator[CodeRecord]:
         """Whether the code of the requests in `records` passed; nothing where none was executed."""
@@ -126,6 +126,11 @@ def load_run(path: str | Path) -> Run:
     notes = [note for note in (torn_records, torn_differences) if note is not None]
     info = replace(info, notes=(*info.notes, *notes))
     return Run(folder, info, tuple(records), tuple(differences))
+
+
+def load_answers(folder: Path) -> dict[str, str]:
+    """The reference answers in a run's folder, by prompt id; none where there is no such file."""
+    return {line.prompt_id: line.answer for line in _read_lines(folder, AnswerRecord)[0]}
 
 
 def read_info(folder: Path) -> RunInfo:

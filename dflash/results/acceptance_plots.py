@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dflash.results import plot_style
+from dflash.results.formats import format_number
 from dflash.results.summary import CellSummary, RunSummary
-from dflash.results.tables import format_number, target_line
+from dflash.results.tables import target_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

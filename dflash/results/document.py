@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from dflash.results.breakdowns import PartSummary
+from dflash.results.measured import Measured, MetricValue
 from dflash.results.stats import Interval
 from dflash.results.store import Run
-from dflash.results.summary import CellSummary, MetricValue, RunSummary
+from dflash.results.summary import CellSummary, RunSummary
 
 # Defined metrics that need what a run folder does not hold yet; null until something measures them.
-_NOT_MEASURED = ("icl_s", "peak_output_tok_s", "goodput_req_s", "task_score")
+_NOT_MEASURED = ("icl_s", "peak_output_tok_s", "goodput_req_s")
 
 
 def json_document(run: Run, summary: RunSummary, exit_code: int) -> dict[str, Any]:
     """`{"run", "exit_code", "cells": [...]}`; every cell carries every metric under its code name.
 
     `{"value", "low", "high"}`: speedup, e2el_speedup, throughput_speedup, acceptance_length,
-    acceptance_length_untrimmed, decode_tok_s, agreement. All others are plain numbers, lists, or null.
+    acceptance_length_untrimmed, decode_tok_s, agreement, task_score. All others are plain numbers, lists, or null.
     """
     return {
         "run": str(run.folder),
@@ -30,6 +33,7 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
     cell = summary.cell
     workload = cell.workload
     block_size = cell.arm.block_size
+    parts = summary.breakdowns
     return {
         "cell_id": cell.cell_id,
         "backend": cell.backend,
@@ -50,23 +54,31 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
         "max_new_tokens": workload.max_new_tokens,
         "status": cell.status,
         "reason": cell.reason,
-        **{name: _plain(value) for name, value in summary.metrics.items()},
+        **_plain_metrics(summary),
         **dict.fromkeys(_NOT_MEASURED),
         "finish_reasons": dict(summary.finish_reasons),
         "error_kinds": dict(summary.error_kinds),
         "left_out": {} if summary.pairing is None else dict(summary.pairing.left_out),
-        "categories": [
-            {
-                "category": category.category,
-                **{name: _plain(value) for name, value in category.metrics.items()},
-            }
-            for category in summary.categories
-        ],
+        "unscored": dict(summary.unscored),
+        "categories": _parts("category", parts.categories),
+        "prompt_lengths": _parts("prompt_length", parts.prompt_lengths),
+        "num_unknown_prompt_lengths": parts.num_unknown_lengths,
+        "turns": _parts("turn", parts.turns, int),
         "findings": [
             {"code": finding.code, "severity": finding.severity, "sentence": finding.sentence}
             for finding in summary.findings
         ],
     }
+
+
+def _parts(
+    name: str, parts: Sequence[PartSummary], value: Callable[[str], str | int] = str
+) -> list[dict[str, Any]]:
+    return [{name: value(part.name), **_plain_metrics(part)} for part in parts]
+
+
+def _plain_metrics(measured: Measured) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in measured.metrics.items()}
 
 
 def _plain(value: MetricValue) -> Any:

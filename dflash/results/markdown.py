@@ -12,21 +12,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dflash.results import markdown_acceptance
+from dflash.results import markdown_acceptance, markdown_breakdowns
 from dflash.results import markdown_sections as sections
+from dflash.results.formats import UNKNOWN, format_number, format_times
+from dflash.results.markdown_scores import task_scores
 from dflash.results.markdown_text import code_block, escape, table
 from dflash.results.records import RunInfo
 from dflash.results.store import Run
 from dflash.results.summary import Group, RunSummary
-from dflash.results.tables import (
-    UNKNOWN,
-    finding_lines,
-    format_number,
-    format_times,
-    group_title,
-    headline,
-    target_line,
-)
+from dflash.results.tables import finding_lines, group_title, headline, target_line
 
 METHODOLOGY = "../../METHODOLOGY.md"
 
@@ -43,6 +37,7 @@ MEANINGS = {
     "as engines count": "1 + accepted / verify steps, cut tokens included (`acceptance_length_untrimmed`)",
     "break-even": "arm step time / baseline TPOT: with a lower acceptance length the arm is slower",
     "agreement": "share of prompts whose greedy output equals the baseline's, by token ids where known",
+    "task score": "share of scored requests whose answer is right (`task_score`); pass@1 for code",
     "output ratio": "arm output tokens / baseline output tokens, over requests completed in both",
     "acceptance rate": "accepted draft tokens / drafted tokens, pooled, untrimmed; not the acceptance length",
     "B, B-1": "tokens in one verify forward: 1 anchor that is already known, and B-1 draft tokens",
@@ -67,10 +62,13 @@ def render_report(run: Run, summary: RunSummary, pictures: Sequence[Path] = ()) 
         ("acceptance_histogram.png", "acceptance_per_position.png"),
     )
     parts += _section("Agreement", summary, markdown_acceptance.agreement, names, ())
+    parts += ["## Task score", *task_scores(summary.groups)]
     parts += _section("Output lengths", summary, sections.output_lengths, names, ("output_lengths.png",))
     parts += _section("Where the time goes", summary, sections.step_time, names, ())
     parts += _section("Memory", summary, sections.memory, names, ())
-    parts += _section("By category", summary, sections.categories, names, ("categories.png",))
+    parts += _section("By category", summary, markdown_breakdowns.categories, names, ("categories.png",))
+    parts += _section("By prompt length", summary, markdown_breakdowns.prompt_lengths, names, ())
+    parts += _section("By turn", summary, markdown_breakdowns.turns, names, ())
     parts += _section("Errors", summary, sections.errors, names, ())
     parts += ["## Findings", *_findings(summary)]
     parts += ["## What the numbers mean", *_meanings()]

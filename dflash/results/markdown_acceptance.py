@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflash.results.acceptance_plots import histogram_of
-from dflash.results.markdown_text import bullets, escape, table
-from dflash.results.records import DifferenceRecord
-from dflash.results.summary import CellSummary, Group
-from dflash.results.tables import (
+from dflash.results.formats import (
     UNKNOWN,
     format_agreement,
     format_number,
@@ -16,6 +13,9 @@ from dflash.results.tables import (
     format_times,
     format_with_bounds,
 )
+from dflash.results.markdown_text import bullets, escape, table
+from dflash.results.records import DifferenceRecord
+from dflash.results.summary import CellSummary, Group
 from dflash.results.verify_pair import is_near_tie, near_tie_logit_gap
 
 NO_DRAFTING_ARM = "No arm that drafts was run."

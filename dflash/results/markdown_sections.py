@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from dflash.results import metrics
-from dflash.results.markdown_acceptance import NO_DRAFTING_ARM, drafting_cells
-from dflash.results.markdown_text import bullets, escape, table
-from dflash.results.stats import percentile
-from dflash.results.summary import CellSummary, Group
-from dflash.results.tables import (
-    FASTEST_MARK,
+from dflash.results.formats import (
     UNKNOWN,
     format_agreement,
     format_count,
@@ -16,12 +11,15 @@ from dflash.results.tables import (
     format_mib,
     format_ms,
     format_number,
-    format_percent,
     format_rate,
     format_speedup,
     format_times,
     format_with_bounds,
 )
+from dflash.results.markdown_text import bullets, escape, table
+from dflash.results.stats import percentile
+from dflash.results.summary import CellSummary, Group
+from dflash.results.tables import FASTEST_MARK
 from dflash.results.verify import OUTPUT_LENGTH_RATIO_RANGE
 
 _MAX_ERRORS = 20
@@ -178,39 +176,6 @@ def memory(group: Group) -> list[str]:
         for cell in group.cells
     ]
     return [table(["arm", "peak above the weights, MiB", "weights, MiB", "peak with weights, MiB"], rows)]
-
-
-def categories(group: Group) -> list[str]:
-    """The main numbers by category of prompt."""
-    rows = [
-        [
-            escape(category.category),
-            escape(cell.cell.arm.label),
-            str(category.num_completed),
-            format_speedup(category.interval("speedup")),
-            format_rate(category.number("decode_tok_s")),
-            format_with_bounds(category.interval("acceptance_length")),
-            format_percent(category.number("agreement")),
-            format_number(category.number("output_tokens_mean"), 1),
-        ]
-        for cell in group.cells
-        if not cell.cell.arm.is_baseline
-        for category in cell.categories
-    ]
-    if not rows:
-        return ["The prompts have no categories." if drafting_cells(group) else NO_DRAFTING_ARM]
-    rows.sort(key=lambda row: row[0])
-    header = [
-        "category",
-        "arm",
-        "completed",
-        "speedup",
-        "decode tok/s",
-        "acceptance length",
-        "agreement",
-        "output tokens",
-    ]
-    return [table(header, rows, num_left=2)]
 
 
 def errors(group: Group) -> list[str]:

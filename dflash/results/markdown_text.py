@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from dflash.results.tables import plain_text
+from dflash.results.formats import plain_text
 
 # Characters that begin or end markup anywhere in a line; `|` would end a table cell, `<` and `&` begin HTML.
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~#$&])")

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dflash.results import metrics
 from dflash.results.paired_metrics import Pairing
 from dflash.results.records import Cell, RequestRecord
+from dflash.results.task_scores import UNSCORED_WORDS, Outcomes, unscored_counts
+
+CODE = "code"  # the category of prompts whose answer is a program
 
 
 def why_no_speed(cell: Cell, records: Sequence[RequestRecord]) -> str:
@@ -15,8 +18,7 @@ def why_no_speed(cell: Cell, records: Sequence[RequestRecord]) -> str:
         return cell.reason or "no request was run"
     done = metrics.completed(records)
     if not done:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in metrics.error_kind_counts(records).items())
-        return f"no request completed ({kinds})" if kinds else "no request completed"
+        return _nothing_completed(records)
     if all(
         record.num_output_tokens is not None and metrics.num_decode_tokens(record) == 0 for record in done
     ):
@@ -43,3 +45,25 @@ def why_no_agreement(cell: Cell, pairing: Pairing | None) -> str:
     if pairing is not None and pairing.completed_pairs:
         return "no output digests"
     return why_no_speedup(cell, pairing)
+
+
+def why_no_task_score(cell: Cell, records: Sequence[RequestRecord], outcomes: Outcomes) -> str:
+    """Why task_score is None."""
+    if not records:
+        return cell.reason or "no request was run"
+    if not metrics.completed(records):
+        return _nothing_completed(records)
+    unscored = unscored_counts(records, outcomes)
+    if not unscored and all(record.category == CODE for record in records):
+        return "code is executed only with --execute-code, and where the data set has tests"
+    if not unscored:
+        return "the prompts have no reference answers"
+    if set(unscored) == {"no_output"}:
+        return "outputs were not saved (--no-save-outputs), and scores are read from them"
+    listed = ", ".join(f"{UNSCORED_WORDS[outcome]} {count}" for outcome, count in unscored.items())
+    return f"no request could be scored ({listed})"
+
+
+def _nothing_completed(records: Sequence[RequestRecord]) -> str:
+    kinds = ", ".join(f"{kind} {count}" for kind, count in metrics.error_kind_counts(records).items())
+    return f"no request completed ({kinds})" if kinds else "no request completed"

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from dflash.results.formats import plain_text
 from dflash.results.summary import CellSummary, RunSummary
-from dflash.results.tables import plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from dflash.results import acceptance_plots, plot_style
 from dflash.results.atomic_file import write_file
+from dflash.results.formats import format_rate, format_times
 from dflash.results.store import Run
 from dflash.results.summary import CellSummary, Group, RunSummary
-from dflash.results.tables import FASTEST_MARK, format_rate, format_times, group_title, target_line
+from dflash.results.tables import FASTEST_MARK, group_title, target_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +75,9 @@ def draw_decode_speed(summary: RunSummary) -> Figure | None:
 
 def draw_categories(summary: RunSummary) -> Figure | None:
     """Speedup and acceptance length by category of prompt."""
-    groups = [group for group in summary.groups if any(len(cell.categories) > 1 for cell in group.cells)]
+    groups = [
+        group for group in summary.groups if any(len(cell.breakdowns.categories) > 1 for cell in group.cells)
+    ]
     if not groups:
         return None
     colours = plot_style.arm_colours(summary)
@@ -225,7 +228,7 @@ def _draw_bars(
 
 
 def _category_names(group: Group) -> list[str]:
-    names = dict.fromkeys(category.category for cell in group.cells for category in cell.categories)
+    names = dict.fromkeys(part.name for cell in group.cells for part in cell.breakdowns.categories)
     return sorted(names)[:_MAX_CATEGORIES]
 
 
@@ -244,7 +247,7 @@ def _draw_category_panel(
     cells = [cell for cell in group.cells if not cell.cell.arm.is_baseline]
     thickness = 0.8 / max(1, len(cells))
     for offset, cell in enumerate(cells):
-        by_name = {category.category: category for category in cell.categories}
+        by_name = {part.name: part for part in cell.breakdowns.categories}
         known = [
             (place, interval)
             for place, name in enumerate(names)

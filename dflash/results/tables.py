@@ -1,16 +1,18 @@
-"""Numbers -> words and rows: the one place where units are converted and figures rounded. Pure.
-
-An unknown prints as `n/a`, never as 0 or 1. Latencies print in ms, memory in MiB.
-"""
+"""A run's numbers in the terminal: one table per workload and backend, and what they mean in words."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
+# The names with `as` are for the verb `generate`, which takes them from here.
+from dflash.results.formats import format_count as format_count
+from dflash.results.formats import format_ms as format_ms
+from dflash.results.formats import format_number as format_number
+from dflash.results.formats import format_percent, format_speedup, format_times, plain_text
+from dflash.results.formats import format_rate as format_rate
 from dflash.results.records import Cell
-from dflash.results.stats import Interval
 from dflash.results.store import Run
 from dflash.results.summary import CellSummary, Group, RunSummary
 from dflash.results.verify import Finding
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-UNKNOWN = "n/a"
 FASTEST_MARK = "►"
 TERMINAL_WIDTH = 100
 TERMINAL_HEADER = (
@@ -31,104 +32,14 @@ TERMINAL_HEADER = (
     "step\nms",
     "accept.\nlength",
     "agree-\nment",
+    "task\nscore",
     "output\nratio",
     "done",
 )
 
 # What a narrow terminal leaves out first: places in TERMINAL_HEADER, all of it stands in report.md.
-_DISPENSABLE = (8, 2, 9, 4, 5)
-
-_MS_PER_S = 1_000
-_BYTES_PER_MIB = 1024 * 1024
-
-
-def to_ms(seconds: float) -> float:
-    return seconds * _MS_PER_S
-
-
-def to_mib(num_bytes: float) -> float:
-    return num_bytes / _BYTES_PER_MIB
-
-
-def format_number(value: float | None, digits: int = 2) -> str:
-    return UNKNOWN if value is None else f"{value:,.{digits}f}"
-
-
-def format_count(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:,.0f}"
-
-
-def format_ms(seconds: float | None) -> str:
-    """Seconds as ms with three significant digits or so, without the unit."""
-    if seconds is None:
-        return UNKNOWN
-    value = to_ms(seconds)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def format_rate(value: float | None) -> str:
-    """Tokens a second, without the unit."""
-    return UNKNOWN if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
-
-
-def format_times(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2f}x"
-
-
-def format_percent(value: float | None) -> str:
-    """A share; only exactly 1 prints as 100 %, and only exactly 0 as 0 %."""
-    if value is None:
-        return UNKNOWN
-    if 0 < value < 1:
-        return f"{min(max(value * 100, 0.1), 99.9):.1f} %"
-    return f"{value * 100:.0f} %"
-
-
-def format_mib(num_bytes: float | None) -> str:
-    return UNKNOWN if num_bytes is None else f"{to_mib(num_bytes):,.1f}"
-
-
-def format_bounds(interval: Interval | None, digits: int = 2) -> str:
-    """`[low, high]`, or nothing where there is no interval."""
-    if interval is None or interval.low is None or interval.high is None:
-        return ""
-    return f"[{interval.low:,.{digits}f}, {interval.high:,.{digits}f}]"
-
-
-def format_speedup(interval: Interval | None) -> str:
-    """`1.08x [1.02, 1.15]`."""
-    return (
-        UNKNOWN if interval is None else f"{format_times(interval.value)} {format_bounds(interval)}".strip()
-    )
-
-
-def format_with_bounds(interval: Interval | None, digits: int = 2) -> str:
-    """`1.42 [1.35, 1.49]`."""
-    if interval is None:
-        return UNKNOWN
-    return f"{format_number(interval.value, digits)} {format_bounds(interval, digits)}".strip()
-
-
-def format_agreement(interval: Interval | None) -> str:
-    """`100 %`, or `87.5 % [75.0, 100.0]`."""
-    if interval is None:
-        return UNKNOWN
-    bounds = interval
-    if interval.low is not None and interval.high is not None:
-        bounds = Interval(interval.value, interval.low * 100, interval.high * 100)
-    return (
-        f"{format_percent(interval.value)} {'' if interval.value == 1 else format_bounds(bounds, 1)}".strip()
-    )
-
-
-def format_counts(counts: Mapping[str, int]) -> str:
-    """`length 3, stop 13`."""
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or UNKNOWN
-
-
-def plain_text(text: str) -> str:
-    """Text from a model, a server or a file as one line without control characters."""
-    return "".join(character if character.isprintable() else " " for character in text)
+_DISPENSABLE = (9, 2, 10, 4, 5, 8)
+_TASK_SCORE = 8  # shown where a score exists
 
 
 def group_title(cell: Cell) -> str:
@@ -160,6 +71,7 @@ def terminal_row(cell: CellSummary, fastest: bool) -> tuple[str, ...]:
         format_ms(cell.number("decode_step_s")),
         format_number(cell.number("acceptance_length")),
         "-" if cell.cell.arm.is_baseline else format_percent(cell.number("agreement")),
+        format_percent(cell.number("task_score")),
         "-" if cell.cell.arm.is_baseline else format_number(cell.number("output_length_ratio")),
         f"{cell.num_completed}/{len(cell.records)}",
     )
@@ -267,9 +179,12 @@ def _arms_table(console: Console, group: Group) -> RenderableType:
     from rich.text import Text
 
     unbounded = console.options.update(max_width=sys.maxsize)
-    for num_left_out in range(len(_DISPENSABLE) + 1):
-        left_out = _DISPENSABLE[:num_left_out]
-        table = _table_without(group, left_out)
+    has_score = any(cell.number("task_score") is not None for cell in group.cells)
+    absent = () if has_score else (_TASK_SCORE,)
+    dispensable = [place for place in _DISPENSABLE if place not in absent]
+    for num_left_out in range(len(dispensable) + 1):
+        left_out = dispensable[:num_left_out]
+        table = _table_without(group, (*left_out, *absent))
         if Measurement.get(console, unbounded, table).maximum <= console.width:
             break
     if not left_out:

@@ -27,10 +27,11 @@ def is_near_tie(difference: DifferenceRecord, dtype: str) -> bool | None:
 def check_pair(
     cell: Cell, pairing: Pairing, differences: Sequence[DifferenceRecord] = ()
 ) -> tuple[Finding, ...]:
-    """Refused pairing, requests left out, speedup below 1, unequal output lengths, agreement below 1."""
+    """Prompts unlike or not compared, requests left out, speedup below 1, unequal lengths, agreement below 1."""
     if pairing.unlike_prompts:
         return (_unlike_prompts(pairing),)
     findings = [
+        _prompts_not_compared(pairing),
         _slower(pairing),
         _end_to_end_slower(pairing),
         _left_out(pairing),
@@ -42,13 +43,37 @@ def check_pair(
 
 
 def _unlike_prompts(pairing: Pairing) -> Finding:
-    prompt_id = pairing.unlike_prompts[0][0]
+    prompt_id, turn, _ = pairing.unlike_prompts[0]
     sentence = (
         f"Comparison refused: the two arms did not see the same prompt tokens in "
         f"{len(pairing.unlike_prompts)} "
-        f"{'request' if len(pairing.unlike_prompts) == 1 else 'requests'}, first in {prompt_id}."
+        f"{'request' if len(pairing.unlike_prompts) == 1 else 'requests'}, first in {prompt_id}"
+        f"{f' (turn {turn})' if turn else ''}."
     )
     return Finding("unlike_prompts", "error", sentence)
+
+
+def _prompts_not_compared(pairing: Pairing) -> Finding | None:
+    """Equal messages are planned, equal tokens are seen: where an arm does not tell them, nothing shows it."""
+    unknown = [
+        (baseline.prompt_digest is None, arm.prompt_digest is None)
+        for baseline, arm in pairing.completed_pairs
+        if baseline.prompt_digest is None or arm.prompt_digest is None
+    ]
+    if not unknown:
+        return None
+    sides = {
+        "the baseline": unknown.count((True, False)),
+        "this arm": unknown.count((False, True)),
+        "both arms": unknown.count((True, True)),
+    }
+    listed = ", ".join(f"of {side} in {count}" for side, count in sides.items() if count)
+    sentence = (
+        f"Prompt tokens could not be compared in {len(unknown)} of {len(pairing.completed_pairs)} pairs: they are "
+        f"not known {listed}. That both arms saw the same prompts is taken from the messages alone."
+    )
+    one_sided = sides["the baseline"] + sides["this arm"]
+    return Finding("prompts_not_compared", "warning" if one_sided else "info", sentence)
 
 
 def _slower(pairing: Pairing) -> Finding | None:

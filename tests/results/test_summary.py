@@ -66,10 +66,10 @@ def test_the_fastest_arm_is_the_baseline_when_every_draft_is_slower():
 def test_categories_are_the_metrics_of_their_prompts_alone():
     run = made_up_run()
     arm = next(item for item in summarise_run(run).cells if item.cell.arm.block_size == 3)
-    assert [category.category for category in arm.categories] == ["chat", "code", "math"]
+    assert [part.name for part in arm.breakdowns.categories] == ["chat", "code", "math"]
     math_records = [record for record in arm.records if record.category == "math"]
     baseline = [record for record in records_of(run, "quickstart-baseline") if record.category == "math"]
-    category = arm.categories[2]
+    category = arm.breakdowns.categories[2]
     assert category.number("acceptance_length") == metrics.acceptance_length(math_records)
     assert category.number("speedup") == paired_metrics.speedup(pair_units(baseline, math_records))
     assert category.num_completed == 3
@@ -90,7 +90,7 @@ def test_refused_pairing_leaves_no_paired_number():
     assert arm.number("agreement") is None
     assert "refused" in arm.why_no_speedup
     assert "unlike_prompts" in [finding.code for finding in arm.findings]
-    assert all(category.number("speedup") is None for category in arm.categories)
+    assert all(category.number("speedup") is None for category in arm.breakdowns.categories)
     assert arm.number("acceptance_length") is not None  # the arm's own numbers stand
 
 

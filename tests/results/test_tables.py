@@ -9,7 +9,6 @@ from edge_runs import EDGE_RUNS
 from made_up_run import made_up_run, with_difference
 
 from dflash.results import tables
-from dflash.results.stats import Interval
 from dflash.results.summary import summarise_run
 
 
@@ -17,38 +16,6 @@ def printed(run) -> str:
     stream = io.StringIO()
     tables.print_summary(run, summarise_run(run), stream)
     return stream.getvalue()
-
-
-def test_unknown_prints_as_n_a():
-    formats = (
-        tables.format_number,
-        tables.format_count,
-        tables.format_ms,
-        tables.format_rate,
-        tables.format_times,
-        tables.format_percent,
-        tables.format_mib,
-        tables.format_speedup,
-        tables.format_with_bounds,
-        tables.format_agreement,
-    )
-    assert {form(None) for form in formats} == {"n/a"}
-
-
-def test_units():
-    assert tables.format_ms(0.0123) == "12.3"
-    assert tables.format_ms(0.00123) == "1.23"
-    assert tables.format_ms(12.3) == "12,300"
-    assert tables.format_mib(3 * 1024 * 1024) == "3.0"
-    assert tables.format_speedup(Interval(1.084, 1.02, 1.15)) == "1.08x [1.02, 1.15]"
-    assert tables.format_speedup(Interval(1.084, None, None)) == "1.08x"
-
-
-def test_only_all_prints_as_100_percent():
-    assert tables.format_percent(1.0) == "100 %"
-    assert tables.format_percent(0.9999) == "99.9 %"
-    assert tables.format_percent(0.00001) == "0.1 %"
-    assert tables.format_percent(0.0) == "0 %"
 
 
 def test_the_table_fits_100_columns_without_a_terminal():

@@ -162,6 +162,35 @@ def test_pairs_left_out_unequal_lengths_and_refusal():
     assert "quickstart/0" in refused.sentence
 
 
+def test_a_later_turn_alone_can_refuse_the_pair():
+    baseline = [plain_record("b", 0, 100, turn=turn, prompt_digest=f"turn-{turn}") for turn in range(2)]
+    arm = [replace(record, cell_id="a") for record in baseline]
+    assert not pair_units(baseline, arm).unlike_prompts
+    pairing = pair_units(baseline, [arm[0], replace(arm[1], prompt_digest="another history")])
+    assert pairing.unlike_prompts == (("quickstart/0", 1, 0),)
+    assert pairing.pairs == ()
+    (refused,) = check_pair(arm_cell(), pairing)
+    assert refused.code == "unlike_prompts"
+    assert "first in quickstart/0 (turn 1)" in refused.sentence
+
+
+def test_prompt_tokens_that_one_arm_does_not_tell_are_said():
+    (finding,) = check_pair(arm_cell(), pair(50, prompt_digest=None))
+    assert (finding.code, finding.severity) == ("prompts_not_compared", "warning")
+    assert "Prompt tokens could not be compared in 1 of 6 pairs: they are not known of this arm in 1" in (
+        finding.sentence
+    )
+    baseline = [plain_record("b", prompt, 100, 100, prompt_digest=None) for prompt in range(6)]
+    arm = [plain_record("a", prompt, 100, 50, prompt_digest=None) for prompt in range(6)]
+    (finding,) = check_pair(arm_cell(), pair_units(baseline, arm))
+    assert (finding.code, finding.severity) == ("prompts_not_compared", "info")
+    assert "of both arms in 6" in finding.sentence
+    mixed = [replace(arm[0], prompt_digest="d"), *arm[1:]]
+    (finding,) = check_pair(arm_cell(), pair_units(baseline, mixed))
+    assert finding.severity == "warning"
+    assert "of the baseline in 1, of both arms in 5" in finding.sentence
+
+
 @pytest.mark.parametrize(
     ("dtype", "gap", "near_tie"),
     [

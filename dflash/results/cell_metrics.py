@@ -1,0 +1,126 @@
+"""Records of a cell -> every metric under its code name: of one arm alone, and beside its baseline. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dflash.results import metrics, paired_metrics, task_scores
+from dflash.results.measured import MetricValue
+from dflash.results.paired_metrics import Pairing
+from dflash.results.records import Cell, RequestRecord
+from dflash.results.stats import Interval, percentile
+from dflash.results.task_scores import NOT_SCORED, Outcomes
+
+LATENCY_PERCENTILES = (50, 90, 99)
+
+
+def arm_metrics(
+    cell: Cell, records: Sequence[RequestRecord], outcomes: Outcomes = NOT_SCORED
+) -> dict[str, MetricValue]:
+    """Every metric of one arm alone, under its code name."""
+    busy_s = _busy_s(cell, records)
+    values: dict[str, MetricValue] = {
+        "num_requests": len(records),
+        "num_completed": len(metrics.completed(records)),
+        "error_rate": metrics.error_rate(records),
+        "decode_tok_s": metrics.pooled_decode_tok_s(records).interval(),
+        "tpot_s": metrics.tpot_s(records),
+        "tpot_s_request_mean": metrics.tpot_s_request_mean(records),
+        "ttft_s": metrics.ttft_s(records),
+        "e2el_s": metrics.e2el_s(records),
+        "queue_s": metrics.queue_s(records),
+        "ttft_from_due_s": metrics.ttft_from_due_s(records),
+        "output_tok_s": metrics.output_tok_s(records, busy_s),
+        "decode_step_s": metrics.decode_step_s(records),
+        "draft_step_s": metrics.draft_step_s(records),
+        "verify_step_s": metrics.verify_step_s(records),
+        "acceptance_length": metrics.pooled_acceptance_length(records).interval(),
+        "acceptance_length_request_mean": metrics.acceptance_length_request_mean(records),
+        "acceptance_length_untrimmed": metrics.pooled_acceptance_length_untrimmed(records).interval(),
+        "acceptance_length_untrimmed_request_mean": metrics.acceptance_length_untrimmed_request_mean(records),
+        "acceptance_rate": metrics.acceptance_rate(records),
+        "acceptance_rate_per_position": metrics.acceptance_rate_per_position(records),
+        "acceptance_rate_per_position_conditional": metrics.acceptance_rate_per_position_conditional(records),
+        "acceptance_histogram": metrics.acceptance_histogram(records),
+        "acceptance_histogram_untrimmed": metrics.acceptance_histogram_untrimmed(records),
+        "output_tokens_mean": metrics.output_tokens_mean(records),
+        "peak_memory_bytes": metrics.peak_memory_bytes(records),
+        "peak_memory_with_weights_bytes": metrics.peak_memory_bytes(records, cell.weights_bytes),
+        "task_score": task_scores.pooled_task_score(records, outcomes).interval(),
+        "num_scored": task_scores.num_scored(records, outcomes),
+        "num_right": task_scores.num_right(records, outcomes),
+        "num_unanswered": task_scores.num_unanswered(records, outcomes),
+        "num_cut": task_scores.num_cut(records, outcomes),
+    }
+    for name, metric in (
+        ("ttft_s", metrics.request_ttft_s),
+        ("tpot_s", metrics.request_tpot_s),
+        ("e2el_s", metrics.request_e2el_s),
+    ):
+        each = [value for record in metrics.completed(records) if (value := metric(record)) is not None]
+        for percent in LATENCY_PERCENTILES:
+            values[f"{name}_p{percent}"] = percentile(each, percent)
+    return values
+
+
+def pair_metrics(
+    cell: Cell,
+    pairing: Pairing | None,
+    baseline: Sequence[RequestRecord],
+    arm: Sequence[RequestRecord],
+    outcomes: Outcomes = NOT_SCORED,
+) -> dict[str, MetricValue]:
+    """Every metric of an arm beside its baseline; all None where there is no pairing or it was refused."""
+    if pairing is None or pairing.unlike_prompts:
+        return dict.fromkeys(PAIRED_METRICS)
+    greedy = cell.workload.temperature == 0
+    changed = task_scores.changed_answers(pairing, outcomes)
+    return {
+        "speedup": paired_metrics.pooled_speedup(pairing).interval(),
+        "speedup_agreeing": paired_metrics.speedup_agreeing(pairing) if greedy else None,
+        "e2el_speedup": paired_metrics.pooled_e2el_speedup(pairing).interval(),
+        "throughput_speedup": _throughput_speedup(cell, baseline, arm),
+        "speedup_mean_tpot": paired_metrics.speedup_mean_tpot(pairing),
+        "break_even_acceptance_length": paired_metrics.break_even_acceptance_length(pairing),
+        "output_length_ratio": paired_metrics.output_length_ratio(pairing),
+        "agreement": paired_metrics.pooled_agreement(pairing).interval() if greedy else None,
+        "num_pairs": len(pairing.pairs),
+        "task_score_only_baseline": None if changed is None else changed[0],
+        "task_score_only_arm": None if changed is None else changed[1],
+        "task_score_p_value": None if changed is None else task_scores.mcnemar_p_value(*changed),
+    }
+
+
+PAIRED_METRICS = (
+    "speedup",
+    "speedup_agreeing",
+    "e2el_speedup",
+    "throughput_speedup",
+    "speedup_mean_tpot",
+    "break_even_acceptance_length",
+    "output_length_ratio",
+    "agreement",
+    "num_pairs",
+    "task_score_only_baseline",
+    "task_score_only_arm",
+    "task_score_p_value",
+)
+
+
+def _busy_s(cell: Cell, records: Sequence[RequestRecord]) -> float | None:
+    """None where requests run one at a time: then the sum of E2EL is the busy time."""
+    workload = cell.workload
+    one_at_a_time = workload.concurrency == 1 and workload.request_rate is None
+    return None if one_at_a_time else metrics.busy_time_s(records)
+
+
+def _throughput_speedup(
+    cell: Cell, baseline: Sequence[RequestRecord], arm: Sequence[RequestRecord]
+) -> Interval | None:
+    if cell.workload.request_rate is not None:  # open loop: the load decides the throughput
+        return None
+    busy = _busy_s(cell, baseline), _busy_s(cell, arm)
+    if busy == (None, None):
+        return paired_metrics.pooled_throughput_speedup(baseline, arm).interval()
+    value = paired_metrics.throughput_speedup(baseline, arm, *busy)
+    return None if value is None else Interval(value, None, None)

@@ -1,0 +1,110 @@
+"""Numbers -> words: the one place where units are converted and figures rounded. Pure.
+
+An unknown prints as `n/a`, never as 0 or 1. Latencies print in ms, memory in MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dflash.results.stats import Interval
+
+UNKNOWN = "n/a"
+_MS_PER_S = 1_000
+_BYTES_PER_MIB = 1024 * 1024
+
+
+def to_ms(seconds: float) -> float:
+    return seconds * _MS_PER_S
+
+
+def to_mib(num_bytes: float) -> float:
+    return num_bytes / _BYTES_PER_MIB
+
+
+def format_number(value: float | None, digits: int = 2) -> str:
+    return UNKNOWN if value is None else f"{value:,.{digits}f}"
+
+
+def format_count(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def format_ms(seconds: float | None) -> str:
+    """Seconds as ms with three significant digits or so, without the unit."""
+    if seconds is None:
+        return UNKNOWN
+    value = to_ms(seconds)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def format_rate(value: float | None) -> str:
+    """Tokens a second, without the unit."""
+    return UNKNOWN if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def format_times(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}x"
+
+
+def format_percent(value: float | None) -> str:
+    """A share; only exactly 1 prints as 100 %, and only exactly 0 as 0 %."""
+    if value is None:
+        return UNKNOWN
+    if 0 < value < 1:
+        return f"{min(max(value * 100, 0.1), 99.9):.1f} %"
+    return f"{value * 100:.0f} %"
+
+
+def format_mib(num_bytes: float | None) -> str:
+    return UNKNOWN if num_bytes is None else f"{to_mib(num_bytes):,.1f}"
+
+
+def format_bounds(interval: Interval | None, digits: int = 2) -> str:
+    """`[low, high]`, or nothing where there is no interval."""
+    if interval is None or interval.low is None or interval.high is None:
+        return ""
+    return f"[{interval.low:,.{digits}f}, {interval.high:,.{digits}f}]"
+
+
+def format_speedup(interval: Interval | None) -> str:
+    """`1.08x [1.02, 1.15]`."""
+    return (
+        UNKNOWN if interval is None else f"{format_times(interval.value)} {format_bounds(interval)}".strip()
+    )
+
+
+def format_with_bounds(interval: Interval | None, digits: int = 2) -> str:
+    """`1.42 [1.35, 1.49]`."""
+    if interval is None:
+        return UNKNOWN
+    return f"{format_number(interval.value, digits)} {format_bounds(interval, digits)}".strip()
+
+
+def format_agreement(interval: Interval | None) -> str:
+    """`100 %`, or `87.5 % [75.0, 100.0]`."""
+    if interval is None:
+        return UNKNOWN
+    bounds = interval
+    if interval.low is not None and interval.high is not None:
+        bounds = Interval(interval.value, interval.low * 100, interval.high * 100)
+    return (
+        f"{format_percent(interval.value)} {'' if interval.value == 1 else format_bounds(bounds, 1)}".strip()
+    )
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    """`length 3, stop 13`."""
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or UNKNOWN
+
+
+def plain_text(text: str) -> str:
+    """Text from a model, a server or a file as one line without control characters."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def format_p_value(value: float | None) -> str:
+    """Two significant digits; a p-value is never 0."""
+    if value is None:
+        return UNKNOWN
+    return "below 0.001" if value < 0.001 else f"{value:.2g}"

@@ -10,8 +10,7 @@ import re
 
 from dflash.results.answer_values import plain_latex, value_of, without_name
 
-_END_OF_THINKING = "</think>"
-_THINKING = "<think>"
+_THINKING_BEGIN, _THINKING_END = "<think>", "</think>"
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s{0,20}")
 _UNBRACED = re.compile(r"-?[0-9\\][^\s$,;{}]{0,100}")  # `\boxed 5`
 _ESCAPED_OR_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -26,12 +25,10 @@ _NUMBER = re.compile(
 def find_answer(text: str) -> str | None:
     r"""The answer that a text ends in: its last `\boxed{...}`, else its last number; None: neither is there.
 
-    Only what follows the last `</think>` is read; a text that ends while it is still thinking has no answer.
+    Thinking is not read: all up to the last `</think>`, and what follows a `<think>` that never ends.
     A box that is empty, or cut off before it closes, is passed over.
     """
-    text = text.rpartition(_END_OF_THINKING)[2]
-    if text.lstrip().startswith(_THINKING):
-        return None
+    text = text.rpartition(_THINKING_END)[2].partition(_THINKING_BEGIN)[0]
     boxed = _last_box(text)
     if boxed is not None:
         return boxed

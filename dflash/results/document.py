@@ -39,6 +39,7 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
         "backend": cell.backend,
         "arm": cell.arm.name,
         "dataset": workload.dataset,
+        "prompts_digest": workload.prompts_digest,
         "concurrency": workload.concurrency,
         "block_size": block_size,
         "num_speculative_tokens": None if block_size is None else block_size - 1,

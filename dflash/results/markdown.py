@@ -74,6 +74,7 @@ def render_report(run: Run, summary: RunSummary, pictures: Sequence[Path] = ()) 
     parts += ["## What the numbers mean", *_meanings()]
     parts += ["## Machine and versions", *_settings(run.info.environment, "No fingerprint was recorded.")]
     parts += ["## Settings", *_settings(run.info.config, "No settings were recorded.")]
+    parts += _datasets(run.info)
     parts += _workloads(summary)
     parts += ["## Command", code_block(run.info.command or UNKNOWN)]
     return "\n\n".join(parts) + "\n"
@@ -159,6 +160,15 @@ def _meanings() -> list[str]:
         table(["figure", "definition"], rows, num_left=2),
         f"How each is measured, and its traps: [METHODOLOGY.md]({METHODOLOGY}).",
     ]
+
+
+def _datasets(info: RunInfo) -> list[str]:
+    """Which prompts were used, and where they came from."""
+    if not info.datasets:
+        return []
+    names = [item.name for item in fields(info.datasets[0])]
+    rows = [[escape(_shown(getattr(dataset, name))) for name in names] for dataset in info.datasets]
+    return ["Data sets:", table([name.replace("_", " ") for name in names], rows, num_left=len(names))]
 
 
 def _workloads(summary: RunSummary) -> list[str]:

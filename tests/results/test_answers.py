@@ -38,6 +38,7 @@ from dflash.results.answers import find_answer, is_correct
         (r"\boxed{1}</think>I cannot say.", None),
         (r"a</think>\boxed{1}</think>It is 3", "3"),
         ("<think>maybe 5, maybe 6", None),
+        (r"\boxed{1}<think>maybe 5", "1"),
     ],
 )
 def test_the_last_box_else_the_last_number_is_the_answer(text, answer):

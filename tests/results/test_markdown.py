@@ -12,6 +12,7 @@ from made_up_run import made_up_run, with_difference
 from dflash.results.markdown import MEANINGS, render_report
 from dflash.results.markdown_text import code_block, escape, table
 from dflash.results.plots import PICTURES
+from dflash.results.records import DatasetInfo
 from dflash.results.report_files import write_report
 from dflash.results.summary import summarise_run
 
@@ -103,6 +104,22 @@ def test_every_difference_is_listed_with_its_verdict(gap, verdict):
 def test_unequal_outputs_add_the_speedup_over_equal_ones():
     assert "over the prompts with equal outputs alone" in rendered(with_difference(made_up_run()))
     assert "over the prompts with equal outputs alone" not in rendered(made_up_run())
+
+
+def test_the_data_sets_of_a_run_are_named_with_their_identity():
+    run = made_up_run()
+    dataset = DatasetInfo(
+        name="gsm8k", digest="d1", num_prompts=8, num_available=1319, source="a|b", revision="r3"
+    )
+    body = section(rendered(replace(run, info=replace(run.info, datasets=(dataset,)))), "Settings")
+    header, _, row = body.split("Data sets:\n\n")[1].splitlines()[:3]
+    assert [cell.strip() for cell in header.strip("|").split("|")][:4] == [
+        "name",
+        "digest",
+        "num prompts",
+        "num available",
+    ]
+    assert row.startswith("| gsm8k | d1 | 8 | 1319 | a\\|b | r3 | n/a |")
 
 
 def test_text_from_outside_cannot_break_the_report():

@@ -24,7 +24,7 @@ from dflash.errors import UnavailableError
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = 1
 _BLOCK_BYTES = 1 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_WRITABLE = (errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIO)
 
 Announce = Callable[[str], None]
@@ -43,6 +43,7 @@ def build_folder(
     replace: bool = False,
     hashes: bool = False,
     is_current: Callable[[Mapping[str, Any]], bool] = lambda manifest: True,
+    chosen_by: str = "",
 ) -> Path:
     """Return `folder`, built by `build` unless a whole one is there already.
 
@@ -52,19 +53,20 @@ def build_folder(
         replace: build anew even where a whole folder is there; the old one stays until the new one is whole.
         hashes: verify the content of a folder that is there, not only its sizes.
         is_current: whether the folder with this manifest is the one wanted; if not, it is built anew.
+        chosen_by: how the place of the folder is chosen, for the mend of an error.
 
     Raises:
         UnavailableError: the folder cannot be written (disk full, read-only).
     """
     if not replace and _is_usable(folder, is_current, hashes):
         return folder
-    with _disk_faults(folder), _only_process(folder, announce):
+    with _disk_faults(folder, chosen_by), _only_process(folder, announce):
         # Another process may have built it while this one waited.
         if not replace and _is_usable(folder, is_current, hashes):
             return folder
         fault = find_fault(folder, hashes=hashes)
         if folder.exists() and fault:
-            announce(f"{folder} is damaged ({fault}) and is built anew")
+            announce(f"{folder} cannot be used ({fault}) and is built anew")
         _remove_leftovers(folder)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
         try:
@@ -78,16 +80,30 @@ def build_folder(
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a folder, or None where there is no readable one of this format."""
+    return _read_manifest(folder)[0]
+
+
+def _read_manifest(folder: Path) -> tuple[dict[str, Any] | None, str]:
+    """The manifest, or None and what is wrong with it."""
+    unreadable = f"no readable {MANIFEST_NAME}"
     try:
         manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    if not isinstance(manifest, dict) or manifest.get("format") != MANIFEST_FORMAT:
-        return None
+        return None, unreadable
+    if not isinstance(manifest, dict):
+        return None, unreadable
+    number = manifest.get("format")
+    if isinstance(number, int) and number > MANIFEST_FORMAT:
+        return (
+            None,
+            f"{MANIFEST_NAME} has format {number} of a newer version, this one writes {MANIFEST_FORMAT}",
+        )
     files = manifest.get("files")
-    if not isinstance(files, dict) or not all(_is_file_entry(entry) for entry in files.values()):
-        return None
-    return manifest
+    if number != MANIFEST_FORMAT or not isinstance(files, dict):
+        return None, unreadable
+    if not all(_is_file_entry(entry) for entry in files.values()):
+        return None, unreadable
+    return manifest, ""
 
 
 def _is_file_entry(entry: object) -> bool:
@@ -99,9 +115,9 @@ def find_fault(folder: Path, *, hashes: bool = False) -> str | None:
 
     Sizes are compared at every use, which costs nothing; the content only with `hashes`.
     """
-    manifest = read_manifest(folder)
+    manifest, fault = _read_manifest(folder)
     if manifest is None:
-        return f"no readable {MANIFEST_NAME}"
+        return fault
     for name, facts in manifest["files"].items():
         path = folder / name
         if not path.is_file():
@@ -192,14 +208,15 @@ def _wait_for(lock: IO[str]) -> None:
 
 
 @contextlib.contextmanager
-def _disk_faults(folder: Path) -> Iterator[None]:
+def _disk_faults(folder: Path, chosen_by: str) -> Iterator[None]:
+    chosen = f" ({chosen_by})" if chosen_by else ""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            mend = "free some space or choose another cache folder"
+            mend = f"free some space or choose another cache folder{chosen}"
         elif error.errno in _NOT_WRITABLE:
-            mend = "choose a cache folder that can be written"
+            mend = f"choose a cache folder that can be written{chosen}"
         else:  # what was read while building failed, not the folder
             raise
         raise UnavailableError(f"cannot write {folder}: {error.strerror or error}", mend) from error

@@ -94,8 +94,10 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_a_parent_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(UnavailableError, match="choose a cache folder that can be written"):
+    with pytest.raises(UnavailableError, match="choose a cache folder that can be written$"):
         build(tmp_path / "file" / "thing", FakeBuilder())
+    with pytest.raises(UnavailableError, match=r"that can be written \(--folder\)$"):
+        build(tmp_path / "file" / "thing", FakeBuilder(), chosen_by="--folder")
 
 
 def test_what_fails_while_reading_is_not_blamed_on_the_folder(tmp_path: Path) -> None:
@@ -137,6 +139,15 @@ def test_an_unreadable_manifest_is_a_fault(tmp_path: Path, text: str) -> None:
     assert find_fault(folder) == "no readable manifest.json"
     build(folder, FakeBuilder())
     assert find_fault(folder) is None
+
+
+def test_a_newer_format_is_named_and_not_replaced_unsaid(tmp_path: Path) -> None:
+    folder = tmp_path / "thing"
+    build(folder, FakeBuilder())
+    (folder / MANIFEST_NAME).write_text('{"format": 2, "parts": []}', encoding="utf-8")
+    fault = "manifest.json has format 2 of a newer version, this one writes 1"
+    assert find_fault(folder) == fault
+    assert build(folder, FakeBuilder()) == [f"{folder} cannot be used ({fault}) and is built anew"]
 
 
 SLOW_BUILD = """

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from dflash.dataset_catalogue import LARGE_BYTES
 from dflash.errors import UnavailableError
@@ -58,7 +58,7 @@ def download(url: str, target: Path, *, sha256: str | None, num_bytes: int | Non
         UnavailableError: it cannot be reached, ends early, or is another file than that of the digest.
         OSError: `target` cannot be written.
     """
-    label = f"{Path(urlsplit(url).path).name} of {urlsplit(url).netloc}"
+    label = f"{Path(unquote(urlsplit(url).path)).name} of {urlsplit(url).netloc}"
     if fault := find_unreachable(url):
         raise UnavailableError(f"{label} cannot be reached ({fault})")
     digest = hashlib.sha256()

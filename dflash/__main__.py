@@ -15,6 +15,7 @@ VERBS = {
     "benchmark": "run the same prompts through plain decoding and through drafting, and report",
     "report": "render stored runs again",
     "generate": "answer one prompt, and say how fast",
+    "data": "list, fetch and verify data sets; show their prompts",
 }
 
 

@@ -44,16 +44,36 @@ try:
 except SystemExit:
     pass
 """,
+        """
+try:
+    import dflash.data as verb
+    verb.main(['fetch', '--help'])
+except SystemExit:
+    pass
+""",
+        "from dflash.data import main; assert main(['list', '--json', '-']) == 0",
+        "import dflash.reasoning, dflash.backends.chat_template",
     ],
 )
 def test_nothing_heavy_is_imported(code: str) -> None:
+    loaded = modules_after(code)
+    assert loaded & {"dflash"}
+    assert loaded.isdisjoint(HEAVY), sorted(loaded & set(HEAVY))
+    assert len(loaded) < 200, "an interpreter has about 60 modules, argparse and dataclasses bring the rest"
+
+
+def test_reading_rows_and_showing_a_prompt_loads_nothing_heavy() -> None:
+    loaded = modules_after("from dflash.data import main; assert main(['show', 'quickstart']) == 0")
+    assert "dflash.dataset_store" in loaded
+    assert loaded.isdisjoint(HEAVY), sorted(loaded & set(HEAVY))
+
+
+def modules_after(code: str) -> set[str]:
+    """Names of the modules that a new interpreter has after running `code`."""
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules, file=sys.stderr)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    loaded = set(done.stderr.split())
-    assert loaded & {"dflash"}
-    assert loaded.isdisjoint(HEAVY), sorted(loaded & set(HEAVY))
-    assert len(loaded) < 200, "an interpreter has about 60 modules, argparse and dataclasses bring the rest"
+    return set(done.stderr.split())

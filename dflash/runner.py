@@ -115,8 +115,6 @@ def backend_settings(config: BenchmarkConfig) -> BackendSettings:
         attn_implementation=config.attn_implementation,
         trust_remote_code=config.trust_remote_code,
         force_block_size=config.force_block_size,
-        base_url=config.base_url,
-        timeout_s=config.timeout_s,
         script=config.script,
     )
 

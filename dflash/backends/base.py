@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dflash.results.records import Arm, FinishReason
+from dflash.results.records import Arm, CountersState, FinishReason, PrefixCacheState
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class Capabilities:
     max_concurrency: int | None  # None: no limit of its own
     has_logit_gap: bool = False  # can tell how close the target's two best tokens were
     interleaves_arms: bool = False  # all arms live at once, back to back per prompt
+    has_servers: bool = False  # arms are servers: see `ServerBackend`
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Generation:
     num_output_tokens: int | None
     num_first_chunk_tokens: int | None
     num_cached_tokens: int | None = None
+    num_retries: int = 0  # refusals before the request was taken
     num_decode_steps: int | None = None
     num_verify_steps: int | None = None
     num_draft_tokens: int | None = None
@@ -94,6 +96,25 @@ class BackendDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server that produces the tokens of one arm."""
+
+    url: str  # base URL; a trailing /v1 is accepted
+    arm: str | None = None  # None: found out from the server
+    metrics_url: str | None = None  # of its Prometheus counters; None: /metrics at `url`
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimeouts:
+    """How long a server is waited for, in seconds; None: for ever."""
+
+    connect_s: float = 10.0
+    first_token_s: float | None = 300.0
+    between_chunks_s: float | None = 120.0
+    total_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BackendSettings:
     """What a backend is made from; each engine reads what concerns it and refuses contradictions."""
 
@@ -104,8 +125,14 @@ class BackendSettings:
     attn_implementation: str | None = None
     trust_remote_code: bool = False
     force_block_size: bool = False  # allow a block larger than the draft was trained for
-    base_url: str | None = None
-    timeout_s: float | None = None
+    endpoints: tuple[Endpoint, ...] = ()  # empty: the engine's own port on this machine
+    block_size: int | None = None  # of a server: only compared with what it says
+    route: str = "chat"  # or "completions", "generate" (SGLang's own)
+    timeouts: RequestTimeouts = RequestTimeouts()
+    api_key: str | None = field(default=None, repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    verify_tls: bool = True
+    max_concurrency: int = 1  # that will be asked for
     script: str | None = None  # simulated backend: a scenario file
     extra: Mapping[str, str] = field(default_factory=dict)
 
@@ -141,6 +168,45 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Release everything; safe to call twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerWindow:
+    """What a server counted between two moments, beside what our own requests say. None: it does not say."""
+
+    counters: CountersState
+    counters_reason: str | None = None  # in words, where the state is not "settled"
+    prefix_cache: PrefixCacheState = "unknown"
+    num_drafts: int | None = None  # steps that had a draft
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None  # tokens cut by a stop or the limit are counted
+    num_accepted_tokens_per_position: tuple[int, ...] | None = None
+    num_generation_tokens: int | None = None
+    num_prompt_tokens: int | None = None
+    num_requests: int | None = None
+
+
+class ServerBackend(Backend, Protocol):
+    """An engine behind HTTP: an arm is a server.
+
+    `open` takes the arms of the settings' endpoints in their order (an unnamed one has the name "" and is found
+    out), refuses a label or a block size that the server contradicts, and describes all of them. `generate` sends
+    to the server of `request.arm`; many may be under way at once in one event loop.
+    """
+
+    async def begin_window(self, arm: Arm) -> None:
+        """Outside of every clock and with nothing under way: make the server forget prompts that it has seen, where
+        it offers that, and read its counters.
+
+        Raises:
+            UnavailableError: the server is gone.
+        """
+        ...
+
+    async def end_window(self, arm: Arm) -> ServerWindow:
+        """Read the counters until they stand still, and give what was added since `begin_window`; never raises for
+        counters that cannot be read."""
         ...
 
 

@@ -13,6 +13,10 @@ from typing import Any, Literal
 FORMAT_VERSION = 1
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+# Of a server's counters: read until they stood still; still moving; begun anew in between; not there; not to be had.
+CountersState = Literal["settled", "unsettled", "reset", "missing", "unreadable"]
+# Of a server's prefix cache before a window: emptied; there is none; not known.
+PrefixCacheState = Literal["reset", "off", "unknown"]
 CellStatus = Literal["planned", "running", "completed", "failed", "interrupted"]
 BASELINE = "baseline"
 
@@ -28,6 +32,8 @@ class RequestRecord:
     repeat: int = 0
     segment: int = 0  # index into Run.segments: the process whose clock the stamps belong to
     order: int = 0  # place among the arms that ran back to back for this prompt
+    block: int = 0  # of a server: which of its cell's stretches of load, see `WindowRecord`
+    num_retries: int = 0  # refusals by the server before it took the request
 
     due_ns: int | None = None  # when the load pattern wanted it sent
     sent_ns: int | None = None
@@ -113,6 +119,29 @@ class DifferenceRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowRecord:
+    """One stretch of load on one server, beside what the server itself counted: a line of `windows.jsonl`."""
+
+    cell_id: str
+    segment: int = 0
+    block: int = 0
+    started_ns: int = 0  # before the first request was due
+    ended_ns: int = 0  # after the last answer
+    counters: CountersState = "missing"
+    counters_reason: str | None = None
+    prefix_cache: PrefixCacheState = "unknown"
+    num_drafts: int | None = None
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
+    num_accepted_tokens_per_position: tuple[int, ...] | None = None
+    num_generation_tokens: int | None = None
+    num_prompt_tokens: int | None = None
+    num_requests: int | None = None
+    loop_lag_p99_ns: int | None = None  # of this process's event loop: how late it woke up
+    loop_lag_max_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerRecord:
     """The reference answer of one prompt: a line of `answers.jsonl`. Outputs are scored by it when read."""
 
@@ -190,6 +219,7 @@ class Cell:
     status: CellStatus = "planned"
     reason: str | None = None  # why it failed or was cut short
     weights_bytes: int | None = None  # of the models that this arm uses
+    on_server: bool = False  # its requests stand alone; in process, a prompt is run in all arms or again
     notes: tuple[str, ...] = ()  # facts that a reader of the numbers must know
 
 

@@ -24,6 +24,7 @@ from dflash.results.records import (
     OutputRecord,
     RequestRecord,
     RunInfo,
+    WindowRecord,
 )
 
 if TYPE_CHECKING:
@@ -36,12 +37,20 @@ CHUNKS_FILE = "chunks.jsonl"
 DIFFERENCES_FILE = "differences.jsonl"
 ANSWERS_FILE = "answers.jsonl"
 CODE_FILE = "code.jsonl"
+WINDOWS_FILE = "windows.jsonl"
 
 PerRequest = RequestRecord | OutputRecord | ChunkRecord | DifferenceRecord | CodeRecord
-AnyRecord = PerRequest | AnswerRecord
+AnyRecord = PerRequest | AnswerRecord | WindowRecord
 Line = TypeVar("Line", RequestRecord, OutputRecord, ChunkRecord, DifferenceRecord, CodeRecord)
 AnyLine = TypeVar(
-    "AnyLine", RequestRecord, OutputRecord, ChunkRecord, DifferenceRecord, CodeRecord, AnswerRecord
+    "AnyLine",
+    RequestRecord,
+    OutputRecord,
+    ChunkRecord,
+    DifferenceRecord,
+    CodeRecord,
+    AnswerRecord,
+    WindowRecord,
 )
 FILE_OF: dict[type[AnyRecord], str] = {
     RequestRecord: RECORDS_FILE,
@@ -50,6 +59,7 @@ FILE_OF: dict[type[AnyRecord], str] = {
     DifferenceRecord: DIFFERENCES_FILE,
     CodeRecord: CODE_FILE,
     AnswerRecord: ANSWERS_FILE,
+    WindowRecord: WINDOWS_FILE,
 }
 
 
@@ -77,6 +87,10 @@ class Run:
     def code_results(self) -> Iterator[CodeRecord]:
         """Whether the code of the requests in `records` passed; nothing where none was executed."""
         return self._of_last_attempts(CodeRecord)
+
+    def windows(self) -> list[WindowRecord]:
+        """What servers counted, stretch by stretch of load; nothing in process."""
+        return _read_lines(self.folder, WindowRecord)[0]
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per request: the fields of its record, and its cell's backend, data set, arm and load."""
@@ -153,9 +167,13 @@ def read_info(folder: Path) -> RunInfo:
 def last_attempts(info: RunInfo, records: list[RequestRecord]) -> list[RequestRecord]:
     """The records of the latest segment that touched their unit (workload, backend, prompt, repeat).
 
-    All arms of a unit run back to back in one process, so a unit that is run again replaces all of its rows.
+    In process all arms of a unit run back to back, so a unit that is run again replaces all of its rows. On servers
+    a unit belongs to one cell.
     """
-    groups = {cell.cell_id: (cell.workload_id, cell.backend) for cell in info.cells}
+    groups = {
+        cell.cell_id: cell.cell_id if cell.on_server else (cell.workload_id, cell.backend)
+        for cell in info.cells
+    }
 
     def unit(record: RequestRecord) -> tuple[object, ...]:
         return (groups.get(record.cell_id, record.cell_id), record.prompt_id, record.repeat)

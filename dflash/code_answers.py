@@ -86,7 +86,7 @@ def _fenced_blocks(text: str) -> list[_Block]:
     blocks: list[_Block] = []
     lines: list[str] = []
     opening: re.Match[str] | None = None
-    for line in text.split("\n"):  # not splitlines: U+2028 and the like end no line of a program
+    for line in text.removesuffix("\n").split("\n"):  # not splitlines: U+2028 and the like end no line of a program
         match = _FENCE.fullmatch(line)
         if opening is None:
             # what follows backticks on their line holds no backtick: else it is code within a sentence

@@ -20,8 +20,8 @@ _REFUSED_EVENTS = frozenset(
         # files: names, folders, owners and modes; the working folder stays what it is
         "os.chdir", "os.chmod", "os.chown", "os.chflags", "os.link", "os.symlink", "os.rename", "os.mkdir",
         "os.rmdir", "os.utime", "os.setxattr", "os.removexattr", "sqlite3.enable_load_extension",
-        # below or beside Python: raw memory, made-up bytecode, interpreters that have no hook
-        "code.__new__", "cpython.PyInterpreterState_New", "sys.addaudithook", "sys.remote_exec",
+        # interpreters that have no hook
+        "cpython.PyInterpreterState_New", "sys.addaudithook", "sys.remote_exec",
         # what is in other frames' hands, the token first of all
         "gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys.settrace", "sys.setprofile",
         "sys._current_frames", "sys._current_exceptions", "sys.monitoring.register_callback",

@@ -126,6 +126,8 @@ def _each(options: argparse.Namespace, specs: Sequence[DatasetSpec], work: Work,
         announce = _announcer(options.quiet, f"[{number}/{len(specs)}] " if len(specs) > 1 else "")
         try:
             documents.append(dataset_document(spec, work(spec, announce)))
+        except BrokenPipeError:  # of our own output: nobody is left to be told
+            raise
         except (DFlashError, OSError) as error:
             codes.add(report_error(error))
             documents.append(dataset_document(spec, None, error_line(error).removeprefix("error: ")))
@@ -236,8 +238,13 @@ def _render(tokenizer: Any, config: BenchmarkConfig, prompts: Sequence[Prompt]) 
 
 def _specs(names: Sequence[str]) -> list[DatasetSpec]:
     """The entries that names and groups stand for, none twice."""
-    from dflash.dataset_catalogue import expand_datasets, find_dataset
+    from dflash.dataset_catalogue import CUSTOM, expand_datasets, find_dataset
 
+    if CUSTOM in names:
+        raise UsageError(
+            f"the data set {CUSTOM} is read where its rows are, and is no entry of the catalogue",
+            f"show it: python -m dflash.data show {CUSTOM} --dataset-file FILE",
+        )
     return [find_dataset(name) for name in expand_datasets(names)[0]]
 
 
@@ -245,7 +252,7 @@ def _cache_folder(options: argparse.Namespace) -> Path:
     from dflash.dataset_store import datasets_cache_folder
 
     folder: Path | None = options.datasets_cache
-    return datasets_cache_folder() if folder is None else folder.expanduser().absolute()
+    return datasets_cache_folder() if folder is None else folder.absolute()
 
 
 def _announcer(quiet: bool, place: str) -> Callable[[str], None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash.arguments import OneLineParser
 from dflash.config import BenchmarkConfig
-from dflash.dataset_catalogue import CUSTOM, find_dataset
+from dflash.dataset_catalogue import ALL, CUSTOM, GROUPS, expand_datasets, find_dataset
 from dflash.errors import UsageError
 
 PROGRAM = "python -m dflash.data"
@@ -168,6 +168,9 @@ def show_config(options: argparse.Namespace) -> BenchmarkConfig:
     Raises:
         UsageError: a value out of range, or two that contradict each other.
     """
+    if options.name in (ALL, *GROUPS):
+        members = ", ".join(expand_datasets([options.name])[0])
+        raise UsageError(f"{options.name!r} stands for several data sets", f"show one: {members}")
     if options.name != CUSTOM:
         find_dataset(options.name)
         given = [name for name in _CUSTOM_SETTINGS if getattr(options, name) is not None]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import dflash.dataset_store
-from dflash.data import main
+from dflash.data import _fetch, main
+from dflash.data_arguments import build_parser
 from dflash.data_tables import printable
 from dflash.dataset_catalogue import CATALOGUE, GROUPS, expand_datasets
 from dflash.dataset_store import load_prompts
@@ -240,6 +241,18 @@ def test_fetching_again_is_asked_for(
     assert asked == [False, True]
 
 
+def test_a_reader_of_the_output_that_has_gone_is_no_fault_of_a_data_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone(*arguments: Any, **options: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(dflash.dataset_store, "fetch_dataset", gone)
+    with pytest.raises(BrokenPipeError):
+        _fetch(build_parser().parse_args(["fetch", "gsm8k", "humaneval"]))
+    assert capsys.readouterr() == ("", "")
+
+
 def test_what_is_shipped_needs_no_fetching(capsys: pytest.CaptureFixture[str]) -> None:
     assert only(run_json(capsys, "fetch", "quickstart"))["shipped"] is True
     assert only(run_json(capsys, "verify", "quickstart"))["error"] is None
@@ -328,7 +341,8 @@ def test_half_a_surrogate_pair_is_written_out_too() -> None:
         (["fetch"], "NAME"),
         (["fetch", "math", "--dataset-file", "x.jsonl"], "--dataset-file goes with one data set"),
         (["show"], "NAME"),
-        (["show", "math"], "unknown data set 'math'"),
+        (["show", "math"], "'math' stands for several data sets: show one: gsm8k, "),
+        (["fetch", "custom", "--dataset-file", "x.jsonl"], "show custom --dataset-file FILE"),
         (["show", "gsm8k", "--prompt-id", "a", "--num-prompts", "1"], "--prompt-id contradicts"),
         (["show", "gsm8k", "--num-prompts", "0"], "--num-prompts 0"),
         (["show", "gsm8k", "--prompt-field", "a"], "name it custom"),

@@ -42,7 +42,7 @@ def load_tokenizer(location: str, *, trust_remote_code: bool = False) -> Any:
         location = str(folder)
     try:
         return AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # not found, refused, damaged …: it raises from several trees, and plain ones
         raise ModelError(
             f"the tokenizer of {location!r} cannot be loaded ({_first_line(error)})", mend
         ) from error

@@ -219,6 +219,10 @@ def test_a_tokenizer_is_loaded_without_weights(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_tokenizer(str(tmp_path / "empty"))
+    damaged = tmp_path / "tokenizer.json"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_tokenizer(str(tmp_path))
 
 
 def test_importing_it_loads_no_engine() -> None:

@@ -13,20 +13,19 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import dflash
-from dflash.built_folder import Announce, build_folder, file_sha256, find_fault, read_manifest
+from dflash.built_folder import Announce, build_folder, find_fault, read_manifest
 from dflash.cache_folder import user_cache_folder
 from dflash.dataset_catalogue import CUSTOM, make_prompts
 from dflash.dataset_custom import CustomSource
 from dflash.dataset_files import Row, checked_rows, format_row, iter_rows
 from dflash.dataset_sources import Fetched, fetch_custom_rows, fetch_rows, read_named
 from dflash.dataset_spec import DatasetSpec
-from dflash.errors import UnavailableError, UsageError
+from dflash.errors import UnavailableError
 from dflash.prompts import Prompt
 
 CACHE_VARIABLE = "DFLASH_DATASETS_CACHE"
@@ -36,7 +35,7 @@ PACKAGE = Path(dflash.__file__).resolve().parent
 
 _CHOSEN_BY = f"--datasets-cache or {CACHE_VARIABLE}"
 # what the manifest says besides the list of files
-_FACTS = {
+FACTS = {
     "dataset",
     "source",
     "revision",
@@ -47,24 +46,6 @@ _FACTS = {
     "template_version",
     "fetched_at",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class StoredDataset:
-    """What the cache holds of a data set, as its manifest says; `num_bytes` and `sha256` are of its rows."""
-
-    name: str
-    folder: Path
-    num_rows: int
-    num_prompts: int
-    num_bytes: int
-    sha256: str
-    source: str
-    revision: str | None
-    pin: str | None
-    template_version: str
-    licence: str
-    fetched_at: str  # ISO 8601, UTC; empty for what is shipped
 
 
 def datasets_cache_folder() -> Path:
@@ -154,57 +135,6 @@ def fetch_dataset(
         raise UnavailableError(fault, error.mend) from error
 
 
-def read_stored(
-    spec: DatasetSpec, cache_folder: Path, *, custom: CustomSource | None = None
-) -> StoredDataset | None:
-    """What the cache holds of a data set, from its manifest and the sizes of its files; nothing is hashed.
-
-    It may be of another pin or template version than `spec`, which its fields tell.
-
-    Returns:
-        None where there is none, or where it is damaged or of another version of the cache.
-    """
-    if spec.shipped is not None:
-        return _shipped(spec)
-    folder = folder_of(spec, custom, cache_folder)
-    manifest = read_manifest(folder)
-    if manifest is None or _find_other_format(manifest) is not None or find_fault(folder) is not None:
-        return None
-    return _stored(spec, folder, manifest)
-
-
-def verify_stored(
-    spec: DatasetSpec, cache_folder: Path, *, custom: CustomSource | None = None
-) -> StoredDataset:
-    """Read and hash all that the cache holds of a data set, and make every prompt of it.
-
-    Raises:
-        UnavailableError: it is not there, is damaged, or is of another pin or version; with the mend.
-    """
-    if spec.shipped is not None:
-        return _shipped(spec)
-    folder = folder_of(spec, custom, cache_folder)
-    again = f"fetch it: python -m dflash.data fetch {spec.name}"
-    if not folder.exists():
-        raise UnavailableError(f"the data set {spec.name} is not in {cache_folder}", again)
-    unfit = find_unfit(spec, folder)
-    if unfit is not None:
-        raise UnavailableError(f"{folder} {unfit}", again)
-    stored = _stored(spec, folder, read_manifest(folder) or {})
-    try:
-        prompts, num_rows = make_counted_prompts(spec, iter_rows(folder / ROWS_NAME), str(folder / ROWS_NAME))
-    except UsageError as error:
-        raise UnavailableError(error.fault, f"{error.mend}; {again}") from error
-    found, expected = (num_rows, len(prompts)), (stored.num_rows, stored.num_prompts)
-    if found != expected:
-        raise UnavailableError(
-            f"{folder} holds {found[0]} rows and {found[1]} prompts, its manifest says {expected[0]} and "
-            f"{expected[1]}",
-            again,
-        )
-    return stored
-
-
 def read_cached(folder: Path) -> Fetched:
     """The rows of a fetched data set, which is not verified here."""
     manifest = read_manifest(folder) or {}
@@ -244,8 +174,16 @@ def make_counted_prompts(
     Raises:
         UsageError: a row lacks a column, or its texts are empty or no text.
     """
-    counted = _CountedRows(checked_rows(rows, spec.columns, spec.name, label), each)
-    return make_prompts(spec, cast(Sequence[Row], counted), label), len(counted)
+    num_rows = 0
+
+    def passing() -> Iterator[Row]:
+        nonlocal num_rows
+        for row in checked_rows(rows, spec.columns, spec.name, label):
+            num_rows += 1
+            each(row)
+            yield row
+
+    return make_prompts(spec, passing(), label), num_rows
 
 
 def count_notes(spec: DatasetSpec, num_prompts: int, label: str) -> tuple[str, ...]:
@@ -256,27 +194,13 @@ def count_notes(spec: DatasetSpec, num_prompts: int, label: str) -> tuple[str, .
     return (f"{label} gives {num_prompts} prompts, the data set {spec.name} has {spec.num_rows}{pin}",)
 
 
-class _CountedRows:
-    """Rows that pass once; their number is known afterwards."""
-
-    def __init__(self, rows: Iterable[Row], each: Callable[[Row], object]) -> None:
-        self._rows, self._each, self._num_rows = rows, each, 0
-
-    def __iter__(self) -> Iterator[Row]:
-        for row in self._rows:
-            self._num_rows += 1
-            self._each(row)
-            yield row
-
-    def __len__(self) -> int:
-        return self._num_rows
-
-
 def _write_rows(spec: DatasetSpec, fetched: Fetched, path: Path) -> dict[str, Any]:
     with path.open("wb") as stream:
-        prompts, num_rows = make_counted_prompts(
-            spec, fetched.rows, fetched.source, each=lambda row: stream.write(format_row(row))
-        )
+
+        def write(row: Row) -> None:
+            stream.write(format_row({name: row[name] for name in row if name not in spec.unused_columns}))
+
+        prompts, num_rows = make_counted_prompts(spec, fetched.rows, fetched.source, each=write)
     return {
         "store_format": STORE_FORMAT,
         "dataset": spec.name,
@@ -291,9 +215,10 @@ def _write_rows(spec: DatasetSpec, fetched: Fetched, path: Path) -> dict[str, An
     }
 
 
-def _find_other_format(manifest: Mapping[str, Any]) -> str | None:
+def find_other_format(manifest: Mapping[str, Any]) -> str | None:
+    """Which version of dflash wrote a manifest, to follow its folder in a sentence, or None if it is this one."""
     number = manifest.get("store_format", 0)
-    if number == STORE_FORMAT and manifest.keys() >= _FACTS and ROWS_NAME in manifest["files"]:
+    if number == STORE_FORMAT and manifest.keys() >= FACTS and ROWS_NAME in manifest["files"]:
         return None
     newer = isinstance(number, int) and number > STORE_FORMAT
     age = "a newer" if newer else "an older"
@@ -302,7 +227,7 @@ def _find_other_format(manifest: Mapping[str, Any]) -> str | None:
 
 def _find_difference(spec: DatasetSpec, manifest: Mapping[str, Any]) -> str | None:
     """What makes a whole folder another one than `spec` asks for."""
-    other = _find_other_format(manifest)
+    other = find_other_format(manifest)
     if other is not None:
         return other
     if manifest["pin"] != spec.revision:
@@ -311,32 +236,3 @@ def _find_difference(spec: DatasetSpec, manifest: Mapping[str, Any]) -> str | No
     if spec.name != CUSTOM and manifest["template_version"] != spec.template_version:
         return f"was made for the template {manifest['template_version']} and not {spec.template_version}"
     return None
-
-
-def _stored(spec: DatasetSpec, folder: Path, manifest: Mapping[str, Any]) -> StoredDataset:
-    facts = {fact: manifest[fact] for fact in _FACTS - {"dataset"}}
-    rows = manifest["files"][ROWS_NAME]
-    return StoredDataset(
-        name=spec.name, folder=folder, num_bytes=rows["num_bytes"], sha256=rows["sha256"], **facts
-    )
-
-
-def _shipped(spec: DatasetSpec) -> StoredDataset:
-    assert spec.shipped is not None
-    path = PACKAGE / spec.shipped
-    prompts, num_rows = make_counted_prompts(spec, iter_rows(path), path.name)
-    digest = file_sha256(path)
-    return StoredDataset(
-        name=spec.name,
-        folder=path.parent,
-        num_rows=num_rows,
-        num_prompts=len(prompts),
-        num_bytes=path.stat().st_size,
-        sha256=digest,
-        source="shipped with dflash",
-        revision=f"sha256:{digest}",
-        pin=spec.revision,
-        template_version=spec.template_version,
-        licence=spec.licence,
-        fetched_at="",
-    )

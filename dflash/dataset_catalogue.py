@@ -92,6 +92,7 @@ def make_prompts(spec: DatasetSpec, rows: Iterable[Row], label: str) -> tuple[Pr
         UsageError: a row whose texts are empty or no text, which is named; or no row is a prompt.
     """
     prompts: list[Prompt] = []
+    number = 0
     for number, row in enumerate(rows, start=1):
         try:
             prompt = spec.to_prompt(row, f"{spec.name}/{len(prompts):04}")

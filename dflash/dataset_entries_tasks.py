@@ -221,6 +221,7 @@ CODE_ENTRIES = (
         licence="CC (hub); problems (c) LeetCode, AtCoder, Codeforces",
         template_version="livecodebench-1",
         columns=("question_content", "starter_code"),
+        unused_columns=("private_test_cases",),  # nearly all of the download, and a pickle inside
         to_prompt=livecodebench_prompt,
         num_rows=1055,
         categories=("code",),

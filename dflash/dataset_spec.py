@@ -47,6 +47,7 @@ class DatasetSpec:
     template_version: str  # changes whenever `to_prompt` would build another text from the same row
     columns: tuple[str | tuple[str, ...], ...]  # what a row must have; a tuple: one of these
     to_prompt: Callable[[Row, str], Prompt | None]  # (row, prompt id); None: no prompt of this set
+    unused_columns: tuple[str, ...] = ()  # large and read by nobody: left out of the cache
     num_rows: int | None  # prompts expected; None: nobody can know (`custom`)
     categories: tuple[str, ...]
     split: str | None = None

@@ -13,7 +13,6 @@ from dflash.built_folder import Announce, announce_on_stderr
 from dflash.dataset_cache import (
     PACKAGE,
     ROWS_NAME,
-    StoredDataset,
     count_notes,
     datasets_cache_folder,
     fetch_dataset,
@@ -21,14 +20,13 @@ from dflash.dataset_cache import (
     folder_of,
     make_counted_prompts,
     read_cached,
-    read_stored,
-    verify_stored,
 )
 from dflash.dataset_catalogue import CUSTOM, find_dataset
 from dflash.dataset_custom import CustomSource, custom_spec
 from dflash.dataset_selection import Selection, select, select_prompts
 from dflash.dataset_sources import Fetched, find_published, read_named, read_published
 from dflash.dataset_spec import DatasetSpec
+from dflash.dataset_stored import StoredDataset, read_stored, verify_stored
 from dflash.prompts import PromptSet, prompts_digest
 
 __all__ = [

@@ -122,7 +122,12 @@ def progress(name: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
 
 def shows_progress(num_bytes: int | None) -> bool:
     """Whether a download of this size is worth a bar, and there is a terminal to draw it on."""
-    return num_bytes is not None and num_bytes > LARGE_BYTES and sys.stderr.isatty()
+    return is_large(num_bytes) and sys.stderr.isatty()
+
+
+def is_large(num_bytes: int | None) -> bool:
+    """Whether a download takes long enough to be announced."""
+    return num_bytes is not None and num_bytes > LARGE_BYTES
 
 
 def reason_of(error: BaseException) -> str:

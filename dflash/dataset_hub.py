@@ -15,11 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dflash.built_folder import Announce
 from dflash.dataset_download import (
     FULL,
     NoSpaceError,
     check_free_space,
     find_unreachable,
+    format_size,
+    is_large,
     reason_of,
     shows_progress,
 )
@@ -34,7 +37,7 @@ _REFUSED = (401, 403)
 _NOT_ROWS = ("Audio", "Image", "Pdf", "Video", "Nifti")  # features that would be decoded, and are no text
 
 
-def fetch_hub_files(hub: HubSource, folder: Path) -> tuple[list[Path], str | None]:
+def fetch_hub_files(hub: HubSource, folder: Path, announce: Announce) -> tuple[list[Path], str | None]:
     """The files of a source, in its order, and the commit that they are of.
 
     They stay in the cache of the hub's client; members of archives are put into `folder`. A pinned file that is
@@ -43,15 +46,17 @@ def fetch_hub_files(hub: HubSource, folder: Path) -> tuple[list[Path], str | Non
     Args:
         hub: what to fetch.
         folder: for what is unpacked; its disk must have space for the rows that will be written.
+        announce: told in one line of a large download.
 
     Raises:
         UnavailableError: the hub cannot be reached, has no such file, or refuses it.
     """
-    if hub.num_bytes is not None and not all(
-        _at_hand(hub, _archive_of(name), hub.revision) for name in hub.files
-    ):
+    at_hand = all(_at_hand(hub, _archive_of(name), hub.revision) for name in hub.files)
+    if hub.num_bytes is not None and not at_hand and not _is_offline():
         for place in (_client_cache(), folder):
             check_free_space(place, hub.num_bytes)
+        if is_large(hub.num_bytes) and find_unreachable(_endpoint()) is None:
+            announce(f"downloading {hub.dataset_id}: {format_size(hub.num_bytes)}")
     commit, paths = hub.revision, []
     for number, name in enumerate(hub.files):
         path = _fetch_file(hub, _archive_of(name), commit)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from dflash.built_folder import Announce, file_sha256
-from dflash.dataset_catalogue import LARGE_BYTES
-from dflash.dataset_download import NoSpaceError, download, format_size
+from dflash.dataset_download import NoSpaceError, download, find_unreachable, format_size, is_large
 from dflash.dataset_files import Row, iter_rows
 from dflash.dataset_spec import DatasetSpec, PublishedFile
 from dflash.errors import UnavailableError, UsageError
@@ -206,9 +205,10 @@ def _from_github(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetche
     assert file.github is not None
     repository, _, place = file.github.partition("@")
     commit, _, name = place.partition(":")
-    _announce_large(f"{name} of {repository}", file.num_bytes, announce)
     target = scratch / Path(name).name
     url = f"{RAW_GITHUB}/{repository}/{commit}/{quote(name)}"
+    if is_large(file.num_bytes) and find_unreachable(url) is None:
+        announce(f"downloading {name} of {repository}: {format_size(file.num_bytes or 0)}")
     download(url, target, sha256=file.sha256, num_bytes=file.num_bytes)
     revision = f"sha256:{file.sha256 or _digest(target)}"
     return Fetched(iter_rows(target), f"{repository}, {name}", revision)
@@ -219,13 +219,7 @@ def _from_hub(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetched:
 
     hub = spec.hub
     assert hub is not None
-    _announce_large(hub.dataset_id, hub.num_bytes, announce)
-    paths, commit = fetch_hub_files(hub, scratch)
+    paths, commit = fetch_hub_files(hub, scratch, announce)
     rows = itertools.chain.from_iterable(map(iter_rows, paths))
     names = hub.files[0] if len(hub.files) == 1 else f"{hub.files[0]} and {len(hub.files) - 1} more"
     return Fetched(rows, f"{hub.dataset_id}, {names}", commit)
-
-
-def _announce_large(label: str, num_bytes: int | None, announce: Announce) -> None:
-    if num_bytes is not None and num_bytes > LARGE_BYTES:
-        announce(f"downloading {label}: {format_size(num_bytes)}")

@@ -18,11 +18,12 @@ import pytest
 
 import dflash.dataset_cache as cache
 from dflash.built_folder import find_fault
-from dflash.dataset_cache import datasets_cache_folder, fetch_dataset, folder_of, read_stored, verify_stored
+from dflash.dataset_cache import datasets_cache_folder, fetch_dataset, folder_of
 from dflash.dataset_catalogue import CATALOGUE
 from dflash.dataset_custom import CustomSource, custom_spec
 from dflash.dataset_files import Row, format_rows, read_rows
 from dflash.dataset_sources import Fetched
+from dflash.dataset_stored import read_stored, verify_stored
 from dflash.errors import UnavailableError, UsageError
 
 SPEC = replace(CATALOGUE["gsm8k"], num_rows=3)
@@ -110,6 +111,13 @@ class TestFetch:
         fetch(tmp_path, spec)
         stored = verify_stored(spec, tmp_path)
         assert (stored.num_rows, stored.num_prompts) == (3, 2)
+
+    def test_what_nobody_reads_is_not_kept(self, tmp_path: Path, use: Use) -> None:
+        use()
+        spec = replace(SPEC, unused_columns=("reference", "n"))
+        fetch(tmp_path, spec)
+        rows = read_rows(tmp_path / "gsm8k" / "rows.jsonl")
+        assert rows == [{"question": row["question"], "answer": row["answer"]} for row in ROWS]
 
     def test_another_number_of_rows_is_said_with_the_pin(self, tmp_path: Path, use: Use) -> None:
         use(ROWS[:2])
@@ -381,6 +389,7 @@ from pathlib import Path
 import dflash.dataset_cache as cache
 from dflash.dataset_catalogue import CATALOGUE
 from dflash.dataset_sources import Fetched
+from dflash.dataset_stored import read_stored, verify_stored
 from dflash.errors import UnavailableError
 
 folder, log, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

@@ -51,10 +51,11 @@ from dflash.dataset_spec import HubSource
 from dflash.errors import DFlashError
 
 for source in json.loads(sys.argv[2]):
+    said = []
     try:
-        paths, commit = fetch_hub_files(HubSource(**{"revision": None, **source}), Path(sys.argv[1]))
+        paths, commit = fetch_hub_files(HubSource(**{"revision": None, **source}), Path(sys.argv[1]), said.append)
         rows = [row for path in paths for row in iter_rows(path)]
-        print(json.dumps({"rows": rows, "commit": commit}))
+        print(json.dumps({"rows": rows, "commit": commit} | ({"said": said} if said else {})))
     except DFlashError as error:
         print(json.dumps({"kind": type(error).__name__, "fault": error.fault, "mend": error.mend}))
 """
@@ -115,6 +116,17 @@ def test_what_is_pinned_and_at_hand_needs_no_hub(tmp_path: Path, host: Host) -> 
     assert host.asked == []
     assert run(FETCH, tmp_path, UNREACHABLE, pinned, newest) == [first, first]
     assert run(FETCH, tmp_path, UNREACHABLE, pinned, newest, HF_HUB_OFFLINE="1") == [first, first]
+
+
+def test_a_large_download_is_announced_once_and_only_where_it_begins(tmp_path: Path, host: Host) -> None:
+    host.add_hub_files("a/b", {"x.jsonl": json_lines(ROWS)})
+    source = {"dataset_id": "a/b", "files": ["x.jsonl"], "revision": COMMIT, "num_bytes": 101_000_000}
+    first, again = run(FETCH, tmp_path, host.url, source, source)
+    assert first["said"] == ["downloading a/b: 101 MB"]
+    assert "said" not in again
+    (full,) = run(FETCH, tmp_path / "other", host.url, source | {"num_bytes": 10**17})
+    assert full["kind"] == "NoSpaceError"
+    assert full["fault"].startswith("1e+08 GB are needed in ")
 
 
 def test_members_of_an_archive(tmp_path: Path, host: Host) -> None:

@@ -132,12 +132,17 @@ class TestGithub:
         with pytest.raises(UnavailableError, match=f"came with sha256 .* and not {SHA256}"):
             fetch_rows(SPEC, tmp_path, quiet)
 
-    def test_a_large_one_is_announced(self, tmp_path: Path) -> None:
+    def test_a_large_one_is_announced(
+        self, tmp_path: Path, github: Host, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         large = replace(SPEC, files=(replace(FILE, num_bytes=673_000_000),))
         lines: list[str] = []
+        fetch_rows(large, tmp_path, lines.append)
+        assert lines == ["downloading data/a b.jsonl of owner/name: 673 MB"]
+        monkeypatch.setattr(downloads, "_unreachable", {github.url: "no network"})
         with pytest.raises(UnavailableError, match="cannot be reached"):
             fetch_rows(large, tmp_path, lines.append)
-        assert lines == ["downloading data/a b.jsonl of owner/name: 673 MB"]
+        assert len(lines) == 1, "no download begins"
 
 
 def test_the_order_and_every_reason(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +167,7 @@ def test_a_full_disk_ends_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_files_of_the_hub_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [write(tmp_path / "1.jsonl", format_rows(ROWS[:1])), write(tmp_path / "2", format_rows(ROWS[1:]))]
-    monkeypatch.setattr("dflash.dataset_hub.fetch_hub_files", lambda hub, folder: (paths, "c0ffee"))
+    monkeypatch.setattr("dflash.dataset_hub.fetch_hub_files", lambda hub, folder, announce: (paths, "c0ffee"))
     spec = replace(SPEC, files=(), hub=replace(HUB, files=("1.jsonl", "2")))
     fetched = fetch_rows(spec, tmp_path, quiet)
     assert list(fetched.rows) == ROWS

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import dflash.dataset_cache as cache
+from dflash.built_folder import file_sha256
 from dflash.dataset_catalogue import CATALOGUE
 from dflash.dataset_custom import CustomSource
 from dflash.dataset_files import format_rows, read_rows
@@ -299,7 +300,7 @@ class TestPublishedFiles:
             if not path.is_file() or rows is None or sha256 is None:
                 continue
             num_files += 1
-            assert cache.file_sha256(path) == sha256[1], path
+            assert file_sha256(path) == sha256[1], path
             assert len(read_rows(path)) == int(rows[1]), path
         assert num_files >= 10
 

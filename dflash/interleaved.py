@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
-from dflash.backends.base import Backend, Generation, GenerationRequest, Message, Sampling
-from dflash.command_line import one_line
+from dflash.asking import Answer, Asker, Place, context_of, first_difference, history_after
+from dflash.backends.base import Backend, Message
 from dflash.errors import RequestError
 from dflash.plan import Group
 from dflash.progress import Progress
-from dflash.prompts import Prompt
-from dflash.reasoning import strip_reasoning
-from dflash.recorder import RunRecorder, digest_of_ids, digest_of_text
-from dflash.results.records import Cell, ChunkRecord, DifferenceRecord, OutputRecord, RequestRecord
+from dflash.recorder import RunRecorder
+from dflash.results.records import Cell
 from dflash.resume import finished_units
-
-_COPIED = {item.name for item in fields(RequestRecord)} & {item.name for item in fields(Generation)}
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    request: GenerationRequest
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Which request this is, among those of its cell and among those around it."""
-
-    prompt: Prompt
-    turn: int
-    repeat: int
-    order: int
 
 
 def arm_order(num_arms: int, number: int) -> tuple[int, ...]:
@@ -49,12 +25,6 @@ def arm_order(num_arms: int, number: int) -> tuple[int, ...]:
     return tuple(order if number % 2 == 0 else reversed(order))
 
 
-def request_seed(seed: int, prompt_id: str, turn: int, repeat: int) -> int:
-    """A seed from 0 to 2^63 - 1 that depends on nothing else: no arm, no order, nothing that ran before."""
-    text = json.dumps([seed, prompt_id, turn, repeat], ensure_ascii=False)
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
-
-
 class InterleavedRunner:
     """Runs groups on a backend whose arms are all live at once, one request at a time."""
 
@@ -65,7 +35,7 @@ class InterleavedRunner:
         self._recorder = recorder
         self._progress = progress
         self._repeats = repeats
-        self._stop = stop
+        self._asker = Asker(backend, recorder, progress, stop)
 
     def units_to_run(self, group: Group) -> list[tuple[int, int]]:
         """(prompt index, repeat) of every unit that no earlier process finished, in order."""
@@ -87,87 +57,28 @@ class InterleavedRunner:
     async def _run_unit(self, group: Group, index: int, repeat: int) -> None:
         """One prompt with all its turns and arms; outputs are compared when the last clock has stopped."""
         prompt = group.prompts[index]
-        context = tuple(Message(role, content) for role, content in prompt.context)
-        histories: list[tuple[Message, ...] | None] = [context] * len(group.cells)
-        turns: list[list[_Answer | None]] = []
+        histories: list[tuple[Message, ...] | None] = [context_of(prompt)] * len(group.cells)
+        turns: list[list[Answer | None]] = []
         for turn, text in enumerate(prompt.turns):
-            answers: list[_Answer | None] = [None] * len(group.cells)
+            answers: list[Answer | None] = [None] * len(group.cells)
             order = arm_order(len(group.cells), index + turn + repeat)
-            for place, arm_index in enumerate(order):
-                where = _Place(prompt, turn, repeat, place)
+            for number, arm_index in enumerate(order):
+                place = Place(prompt, turn, repeat, number)
                 history = histories[arm_index]
                 if history is None:
-                    self._record_unasked(group.cells[arm_index], where)
+                    self._asker.record_unasked(group.cells[arm_index], place)
                     continue
                 messages = (*history, Message("user", text))
-                answers[arm_index] = await self._request(group.cells[arm_index], where, messages)
+                answers[arm_index] = await self._asker.ask(group.cells[arm_index], place, messages)
             turns.append(answers)
             # all arms see the same prompts: the baseline's answers; without a baseline each follows its own
             sources = [answers[0]] * len(answers) if group.has_baseline else answers
             histories = [_history_after(source) for source in sources]
         if group.has_baseline and group.workload.temperature == 0:
             for turn, answers in enumerate(turns):
-                await self._compare(group, _Place(prompt, turn, repeat, 0), answers)
+                await self._compare(group, Place(prompt, turn, repeat), answers)
 
-    async def _request(self, cell: Cell, where: _Place, messages: tuple[Message, ...]) -> _Answer | None:
-        if self._stop.is_set():
-            raise KeyboardInterrupt
-        request = _make_request(cell, where, messages)
-        try:
-            generation = await self._backend.generate(request)
-        except RequestError as error:
-            self._record_failure(cell, where, error.kind, str(error))
-            return None
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            self._add(_record(cell, where, self._recorder.segment, finish_reason="cancelled"))
-            raise
-        except Exception as error:
-            self._record_failure(cell, where, "internal", f"{type(error).__name__}: {error}")
-            raise
-        self._record_answer(cell, where, generation)
-        return _Answer(request, generation)
-
-    def _record_answer(self, cell: Cell, where: _Place, generation: Generation) -> None:
-        segment = self._recorder.segment
-        ids, text = generation.output_ids, generation.text
-        copied = {name: getattr(generation, name) for name in _COPIED}
-        output_digest = (
-            digest_of_ids(ids) if ids is not None else None if text is None else digest_of_text(text)
-        )
-        record = _record(
-            cell,
-            where,
-            segment,
-            **copied,
-            prompt_digest=digest_of_ids(generation.prompt_ids),
-            output_digest=output_digest,
-        )
-        unit = (cell.cell_id, where.prompt.prompt_id, where.turn, where.repeat, segment)
-        chunk = ChunkRecord(
-            *unit, generation.chunk_gaps_ns, generation.chunk_num_tokens, generation.step_num_accepted
-        )
-        self._add(record, OutputRecord(*unit, ids, text), chunk)
-
-    def _record_unasked(self, cell: Cell, where: _Place) -> None:
-        self._record_failure(
-            cell,
-            where,
-            "no_history",
-            "not asked: the turn before, whose answer belongs to the prompt, failed",
-        )
-
-    def _record_failure(self, cell: Cell, where: _Place, kind: str, message: str) -> None:
-        record = _record(cell, where, self._recorder.segment, error_kind=kind, error_message=message[:300])
-        self._add(record)
-        self._progress.say(one_line(f"failed: {_request_id(cell, where)}: {kind}: {message}"))
-
-    def _add(
-        self, record: RequestRecord, output: OutputRecord | None = None, chunk: ChunkRecord | None = None
-    ) -> None:
-        self._progress.add(record)
-        self._recorder.add(record, output, chunk)
-
-    async def _compare(self, group: Group, where: _Place, answers: Sequence[_Answer | None]) -> None:
+    async def _compare(self, group: Group, place: Place, answers: Sequence[Answer | None]) -> None:
         baseline = answers[0]
         if baseline is None:
             return
@@ -176,10 +87,10 @@ class InterleavedRunner:
                 continue
             position = first_difference(baseline.generation.output_ids, answer.generation.output_ids)
             if position is not None:
-                await self._record_difference(cell, where, baseline, answer, position)
+                await self._record_difference(cell, place, baseline, answer, position)
 
     async def _record_difference(
-        self, cell: Cell, where: _Place, baseline: _Answer, answer: _Answer, position: int
+        self, cell: Cell, place: Place, baseline: Answer, answer: Answer, position: int
     ) -> None:
         expected, given = baseline.generation.output_ids or (), answer.generation.output_ids or ()
         gap = None
@@ -188,67 +99,8 @@ class InterleavedRunner:
                 gap = await self._backend.logit_gap(baseline.request, expected[:position])
             except RequestError as error:  # the measurements stand: only this explanation is missing
                 self._progress.say(f"no logit gap for {baseline.request.request_id}: {error}")
-        self._recorder.add_difference(
-            DifferenceRecord(
-                cell_id=cell.cell_id,
-                prompt_id=where.prompt.prompt_id,
-                turn=where.turn,
-                repeat=where.repeat,
-                segment=self._recorder.segment,
-                position=position,
-                baseline_token_id=expected[position] if position < len(expected) else None,
-                arm_token_id=given[position] if position < len(given) else None,
-                logit_gap=gap,
-            )
-        )
+        self._asker.record_difference(cell, place, expected, given, gap)
 
 
-def first_difference(expected: Sequence[int] | None, given: Sequence[int] | None) -> int | None:
-    """Index of the first output token that differs; None where they are equal, or one is not known."""
-    if expected is None or given is None or tuple(expected) == tuple(given):
-        return None
-    for index, (one, other) in enumerate(zip(expected, given, strict=False)):
-        if one != other:
-            return index
-    return min(len(expected), len(given))
-
-
-def _make_request(cell: Cell, where: _Place, messages: tuple[Message, ...]) -> GenerationRequest:
-    workload = cell.workload
-    return GenerationRequest(
-        request_id=_request_id(cell, where),
-        arm=cell.arm,
-        messages=messages,
-        max_new_tokens=workload.max_new_tokens,
-        sampling=Sampling(workload.temperature, workload.top_p, workload.top_k),
-        seed=request_seed(workload.seed, where.prompt.prompt_id, where.turn, where.repeat),
-        reasoning=workload.reasoning,
-    )
-
-
-def _request_id(cell: Cell, where: _Place) -> str:
-    return f"{where.prompt.prompt_id}:{where.turn}:{where.repeat}:{cell.arm.label}"
-
-
-def _record(cell: Cell, where: _Place, segment: int, **values: object) -> RequestRecord:
-    return RequestRecord(
-        cell_id=cell.cell_id,
-        prompt_id=where.prompt.prompt_id,
-        category=where.prompt.category,
-        turn=where.turn,
-        repeat=where.repeat,
-        segment=segment,
-        order=where.order,
-        **values,  # type: ignore[arg-type]
-    )
-
-
-def _history_after(answer: _Answer | None) -> tuple[Message, ...] | None:
-    """The conversation up to and including the answer; None where there is none to go on from.
-
-    Reasoning is no part of it, whatever the engine leaves in its text: the next turn's prompt is then the same for
-    every engine.
-    """
-    if answer is None or answer.generation.text is None:
-        return None
-    return (*answer.request.messages, Message("assistant", strip_reasoning(answer.generation.text)))
+def _history_after(answer: Answer | None) -> tuple[Message, ...] | None:
+    return None if answer is None else history_after(answer.request.messages, answer.generation.text)

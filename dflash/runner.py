@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from dflash.asking import request_seed
 from dflash.backends import create_backend
 from dflash.backends.base import (
     Backend,
@@ -23,7 +24,7 @@ from dflash.config import BenchmarkConfig, check_concurrency
 from dflash.dataset_catalogue import expand_datasets
 from dflash.environment import fingerprint
 from dflash.errors import RequestError, TooManyFailuresError, UsageError
-from dflash.interleaved import InterleavedRunner, request_seed
+from dflash.interleaved import InterleavedRunner
 from dflash.interrupts import Interrupts
 from dflash.plan import (
     WARMUP_MAX_NEW_TOKENS,

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from made_up_prompts import made_up_prompts
 
+from dflash.asking import first_difference, request_seed
 from dflash.backends.base import BackendDescription
 from dflash.config import BenchmarkConfig
 from dflash.errors import UsageError
-from dflash.interleaved import arm_order, first_difference, request_seed
+from dflash.interleaved import arm_order
 from dflash.plan import (
     arm_id_of,
     cell_id_of,

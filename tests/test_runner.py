@@ -12,6 +12,7 @@ from made_up_prompts import EXACT, made_up_prompts, run_simulated, simulated, us
 
 import dflash
 import dflash.runner
+from dflash.asking import request_seed
 from dflash.backends.base import Capabilities, Generation, GenerationRequest
 from dflash.backends.scenario import Fault
 from dflash.backends.simulated import SimulatedBackend
@@ -25,7 +26,6 @@ from dflash.errors import (
     TooManyFailuresError,
     UsageError,
 )
-from dflash.interleaved import request_seed
 from dflash.interrupts import Interrupts
 from dflash.recorder import publishable
 from dflash.results.records import DatasetInfo, RequestRecord

@@ -11,6 +11,8 @@ from dflash.errors import MissingExtraError, UsageError
 BACKENDS: dict[str, tuple[str, str, str | None]] = {
     "transformers": ("dflash.backends.transformers", "TransformersBackend", "transformers"),
     "simulated": ("dflash.backends.simulated", "SimulatedBackend", None),
+    "vllm": ("dflash.backends.vllm", "VllmBackend", None),
+    "sglang": ("dflash.backends.sglang", "SglangBackend", None),
 }
 
 

@@ -80,13 +80,12 @@ class _Chunk:
     arrival_ns: int
     piece: str
     num_ids: int
-    usage_before: int | None  # cumulative output tokens up to the chunk before, and up to this one
+    usage_before: int  # cumulative output tokens up to the last chunk that told them, and up to this one
     usage_after: int | None
 
     @property
     def num_tokens_by_usage(self) -> int | None:
-        known = self.usage_before is not None and self.usage_after is not None
-        return self.usage_after - self.usage_before if known else None  # type: ignore[operator]
+        return None if self.usage_after is None else self.usage_after - self.usage_before
 
 
 class ChatStreamReader:
@@ -118,7 +117,7 @@ class ChatStreamReader:
         choices = document.get("choices")
         if choices is None and not any(document.get(name) for name in ("usage", "metrics", "sglext")):
             raise RequestError("bad_event", f"an event is no chunk of a completion: {_names(document)}")
-        if not isinstance(choices, list | None) or len(choices or ()) > 1:
+        if choices is not None and (not isinstance(choices, list) or len(choices) > 1):
             raise RequestError("bad_event", "a chunk does not have exactly one choice")
         self._read_whole(document)
         usage = document.get("usage") or None
@@ -189,7 +188,8 @@ class ChatStreamReader:
 
     def _read_whole(self, document: Mapping[str, Any]) -> None:
         """What stands beside the choices."""
-        self._prompt_ids = _ids(document.get("prompt_token_ids")) or self._prompt_ids
+        if document.get("prompt_token_ids"):
+            self._prompt_ids = _ids(document["prompt_token_ids"])
         if document.get("metrics"):
             self._metrics = _mapping(document["metrics"], "metrics")
         if document.get("sglext"):
@@ -213,17 +213,20 @@ class ChatStreamReader:
         reasoning = _text(delta.get("reasoning_content") or delta.get("reasoning"))  # some versions send both
         text = _text(choice.get("text")) or _text(delta.get("content"))
         ids = _ids(choice.get("token_ids"))
-        self._prompt_ids = _ids(choice.get("prompt_token_ids")) or self._prompt_ids
+        if choice.get("prompt_token_ids"):
+            self._prompt_ids = _ids(choice["prompt_token_ids"])
         if choice.get("meta_info"):
             self._metrics = _mapping(choice["meta_info"], "meta_info")
-        piece = reasoning + text + _tool_call_text(delta)
+        piece = reasoning + text
+        if "tool_calls" in delta or "function_call" in delta:
+            piece += _tool_call_text(delta)
         has_token = bool(piece or ids)
         if has_token:
             if self._last_ns is not None:
                 raise RequestError("bad_event", "tokens came after the finish reason")
-            usage_before = self._chunks[-1].usage_after if self._chunks else 0
-            self._chunks.append(_Chunk(arrival_ns, piece, len(ids or ()), usage_before, usage_after))
-            self._usage_so_far = self._usage_so_far if usage_after is None else usage_after
+            self._chunks.append(_Chunk(arrival_ns, piece, len(ids or ()), self._usage_so_far, usage_after))
+            if usage_after is not None:
+                self._usage_so_far = usage_after
             self._text.append(text)
             self._reasoning.append(reasoning)
             self._ids.extend(ids or ())
@@ -242,7 +245,7 @@ class ChatStreamReader:
         That is known from cumulative usage (a stop token has no text), or where no other chunk carries a token.
         """
         is_counted = not self._ids and all(chunk.usage_after is not None for chunk in self._chunks)
-        if num_output_tokens == self._usage_so_far or not is_counted or self._finish_has_token:
+        if num_output_tokens == self._usage_so_far or not is_counted:
             return self._chunks
         return [*self._chunks, _Chunk(last_ns, "", 0, self._usage_so_far, num_output_tokens)]
 
@@ -332,7 +335,7 @@ def _tool_call_text(delta: Mapping[str, Any]) -> str:
 
 
 def _mapping(value: object, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         raise RequestError("bad_event", f"a chunk's {name} is no object")
     return value
 
@@ -351,7 +354,7 @@ def _count(value: object) -> int | None:
 
 def _ids(value: object) -> tuple[int, ...] | None:
     """A list of counts or token ids; None for anything else."""
-    if not isinstance(value, list) or not all(_count(item) is not None for item in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int} or min(value, default=0) < 0:
         return None
     return tuple(value)
 

@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -504,7 +505,17 @@ def test_headers_and_a_role_are_no_token(packets):
 
 
 def test_a_server_that_hangs_between_chunks_is_a_chunk_timeout_whatever_keep_alives_it_sends():
-    error = failure(stream_of(content("a"), then="hang"), timeouts=HttpTimeouts(between_chunks_s=0.1))
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(content("a"))
+        for _ in range(200):  # a client that counts these as chunks sees a good end
+            await asyncio.sleep(0.005)
+            await response.write(b": still there\n\n")
+        await response.write(b"".join((content("b", "stop"), usage(2), DONE)))
+        return response
+
+    error = failure(answer, timeouts=HttpTimeouts(between_chunks_s=0.1))
     assert error.kind == "chunk_timeout"
     assert "waited 0.1 s for the next chunk" in str(error)
 
@@ -583,6 +594,28 @@ def test_a_deadline_leaves_a_cancel_from_outside_alone():
         task = asyncio.create_task(work())
         await begun.wait()
         task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="cannot tell the two cancels apart")
+def test_a_cancel_from_outside_wins_over_a_deadline_of_the_same_moment():
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        begun = asyncio.Event()
+
+        async def work() -> None:
+            with Deadline(0.01, "work"):
+                begun.set()
+                await asyncio.sleep(60)
+
+        task = asyncio.create_task(work())
+        await begun.wait()
+        passed_s = loop.time() + 0.02
+        loop.call_at(passed_s, task.cancel)
+        loop.time = lambda: passed_s + 1  # type: ignore[method-assign]
         with pytest.raises(asyncio.CancelledError):
             await task
 

@@ -27,6 +27,7 @@ EVERYTHING = (
     b"data:  three, with a blank\r\rdata: first\ndata\ndata:third\r\n\n"
     b'event: error\nid: 7\nretry: 10\ndata: {"a": 1}\n\n'
     b":\n\n: keep-alive\n\nevent: ping\n\n"
+    b"data: of\r\ndata: two lines\r\n\r\n"
     b"x-own: unknown\ndata: \xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80\n\n"
     b"data:\n\n"
     b"data: [DONE]\n\n"
@@ -37,6 +38,7 @@ EVENTS = [
     (b" three, with a blank", b""),
     (b"first\n\nthird", b""),
     (b'{"a": 1}', b"error"),
+    (b"of\ntwo lines", b""),
     ("ä€😀".encode(), b""),
     (b"", b""),
     (b"[DONE]", b""),

@@ -23,8 +23,8 @@ WANTED_BYTES = 200_000_000
 _FETCH = """
 import sys
 from pathlib import Path
-from dflash.dataset_catalogue import CATALOGUE
-from dflash.dataset_sources import find_published
+from dflash.datasets.catalogue import CATALOGUE
+from dflash.datasets.sources import find_published
 from dflash.dataset_store import fetch_dataset
 
 specs = [spec for spec in CATALOGUE.values() if find_published(spec)[0] is not None]
@@ -34,7 +34,7 @@ for spec in specs:
 _VERIFY = """
 import sys
 from pathlib import Path
-from dflash.dataset_catalogue import CATALOGUE
+from dflash.datasets.catalogue import CATALOGUE
 from dflash.dataset_store import verify_stored
 
 cache = Path(sys.argv[1])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash.dataset_catalogue import CUSTOM, expand_datasets
+from dflash.datasets.catalogue import CUSTOM, expand_datasets
 from dflash.errors import UsageError
 
 ARM_NAMES = ("baseline", "dflash")

@@ -16,8 +16,8 @@ from dflash.errors import EXIT_DONE, EXIT_UNAVAILABLE, DFlashError, RequestError
 if TYPE_CHECKING:
     from dflash.config import BenchmarkConfig
     from dflash.data_tables import Rendering
-    from dflash.dataset_spec import DatasetSpec
     from dflash.dataset_store import StoredDataset
+    from dflash.datasets.spec import DatasetSpec
     from dflash.prompts import Prompt, PromptSet
 
 STANDARD_OUTPUT = "-"
@@ -45,7 +45,7 @@ def _data(argv: Sequence[str]) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     from dflash.data_tables import catalogue_text
-    from dflash.dataset_catalogue import ALL, CATALOGUE, expand_datasets
+    from dflash.datasets.catalogue import ALL, CATALOGUE, expand_datasets
 
     specs = _specs(options.names) if options.names else list(CATALOGUE.values())
     notes = () if options.names else expand_datasets([ALL])[1]
@@ -70,8 +70,8 @@ def _listed(spec: DatasetSpec, cache: Path) -> dict[str, Any]:
 
 def _fetch(options: argparse.Namespace) -> int:
     from dflash.data_tables import stored_line
-    from dflash.dataset_catalogue import expand_datasets
     from dflash.dataset_store import fetch_dataset, read_stored
+    from dflash.datasets.catalogue import expand_datasets
 
     notes = expand_datasets(options.names)[1]
     specs = _specs(options.names)
@@ -99,8 +99,8 @@ def _fetch(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     from dflash.data_tables import stored_line
-    from dflash.dataset_catalogue import CATALOGUE
     from dflash.dataset_store import verify_stored
+    from dflash.datasets.catalogue import CATALOGUE
 
     cache = _cache_folder(options)
     # By folder and not by what can be read: a damaged one must not pass for one that is not there.
@@ -155,8 +155,8 @@ def _find_prompts(config: BenchmarkConfig, prompt_id: str | None) -> tuple[Promp
     Raises:
         UsageError: no prompt of that id; or what reading the rows raises.
     """
-    from dflash.dataset_catalogue import CUSTOM
     from dflash.dataset_store import load_prompts
+    from dflash.datasets.catalogue import CUSTOM
     from dflash.prompt_sets import custom_source
 
     (name,) = config.datasets
@@ -238,7 +238,7 @@ def _render(tokenizer: Any, config: BenchmarkConfig, prompts: Sequence[Prompt]) 
 
 def _specs(names: Sequence[str]) -> list[DatasetSpec]:
     """The entries that names and groups stand for, none twice."""
-    from dflash.dataset_catalogue import CUSTOM, expand_datasets, find_dataset
+    from dflash.datasets.catalogue import CUSTOM, expand_datasets, find_dataset
 
     if CUSTOM in names:
         raise UsageError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dflash.arguments import OneLineParser
 from dflash.config import BenchmarkConfig
-from dflash.dataset_catalogue import ALL, CUSTOM, GROUPS, expand_datasets, find_dataset
+from dflash.datasets.catalogue import ALL, CUSTOM, GROUPS, expand_datasets, find_dataset
 from dflash.errors import UsageError
 
 PROGRAM = "python -m dflash.data"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
-from dflash.dataset_catalogue import DatasetSpec
+from dflash.datasets.catalogue import DatasetSpec
 from dflash.prompts import Prompt, PromptSet, prompts_digest
 
 if TYPE_CHECKING:

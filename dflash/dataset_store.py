@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dflash.built_folder import Announce, announce_on_stderr
-from dflash.dataset_cache import (
+from dflash.datasets.cache import (
     PACKAGE,
     ROWS_NAME,
     count_notes,
@@ -21,12 +21,12 @@ from dflash.dataset_cache import (
     make_counted_prompts,
     read_cached,
 )
-from dflash.dataset_catalogue import CUSTOM, find_dataset
-from dflash.dataset_custom import CustomSource, custom_spec
-from dflash.dataset_selection import Selection, select, select_prompts
-from dflash.dataset_sources import Fetched, find_published, read_named, read_published
-from dflash.dataset_spec import DatasetSpec
-from dflash.dataset_stored import StoredDataset, read_stored, verify_stored
+from dflash.datasets.catalogue import CUSTOM, find_dataset
+from dflash.datasets.custom import CustomSource, custom_spec
+from dflash.datasets.selection import Selection, select, select_prompts
+from dflash.datasets.sources import Fetched, find_published, read_named, read_published
+from dflash.datasets.spec import DatasetSpec
+from dflash.datasets.stored import StoredDataset, read_stored, verify_stored
 from dflash.prompts import PromptSet, prompts_digest
 
 __all__ = [
@@ -56,7 +56,7 @@ def load_prompts(
 ) -> PromptSet:
     """The prompts of one data set, in an order that depends on the data set and `seed` alone.
 
-    See `dataset_selection` for the order. No prompt is taken twice; fewer than asked is said in the notes, and
+    See `datasets.selection` for the order. No prompt is taken twice; fewer than asked is said in the notes, and
     `repeat` only sets how many requests are to be made of them.
 
     Args:

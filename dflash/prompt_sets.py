@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dflash.config import BenchmarkConfig
-from dflash.dataset_catalogue import CUSTOM
-from dflash.dataset_custom import CustomSource
+from dflash.datasets.catalogue import CUSTOM
+from dflash.datasets.custom import CustomSource
 from dflash.plan import num_prompts_asked
 from dflash.prompts import PromptSet
 

@@ -21,7 +21,7 @@ from dflash.backends.base import (
 )
 from dflash.command_line import one_line
 from dflash.config import BenchmarkConfig, check_concurrency
-from dflash.dataset_catalogue import expand_datasets
+from dflash.datasets.catalogue import expand_datasets
 from dflash.environment import fingerprint
 from dflash.errors import RequestError, TooManyFailuresError, UsageError
 from dflash.interleaved import InterleavedRunner

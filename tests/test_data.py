@@ -14,8 +14,8 @@ import dflash.dataset_store
 from dflash.data import _fetch, main
 from dflash.data_arguments import build_parser
 from dflash.data_tables import printable
-from dflash.dataset_catalogue import CATALOGUE, GROUPS, expand_datasets
 from dflash.dataset_store import load_prompts
+from dflash.datasets.catalogue import CATALOGUE, GROUPS, expand_datasets
 from dflash.errors import UnavailableError, UsageError
 from dflash.prompts import prompts_digest
 

@@ -11,8 +11,8 @@ import pytest
 from dflash import quickstart
 from dflash.backends.base import BackendSettings, GenerationRequest, Message
 from dflash.benchmark import main
-from dflash.dataset_catalogue import find_dataset, make_prompts
-from dflash.dataset_files import read_rows
+from dflash.datasets.catalogue import find_dataset, make_prompts
+from dflash.datasets.files import read_rows
 from dflash.results.metrics import acceptance_length, completed
 from dflash.results.records import BASELINE, Arm
 from dflash.results.store import load_run

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash.dataset_catalogue import find_dataset, make_prompts
-from dflash.dataset_files import read_rows
+from dflash.datasets.catalogue import find_dataset, make_prompts
+from dflash.datasets.files import read_rows
 from dflash.prompts import Prompt
 
 TARGET_NAME = "quickstart-smollm2-135m-q4_1"

@@ -131,7 +131,7 @@ def test_recorded_vllm_dflash(shared_folder):
     assert record.engine_metrics["queue_time_ms"] > 0
 
 
-def test_recorded_vllm_ngram_a_chunk_is_not_a_token(shared_folder):
+def test_fault_4_a_chunk_is_not_a_token_in_the_recorded_vllm_ngram(shared_folder):
     record = read_recorded(shared_folder, "vllm-0.32.0/ngram.stream.txt")
     assert record.num_output_tokens == 64
     assert len(record.chunk_arrivals_ns) == 61
@@ -291,7 +291,7 @@ def test_tokens_per_chunk_from_ids():
     assert record.chunk_arrivals_ns == (10, 20, 30, 40)
 
 
-def test_tokens_per_chunk_from_cumulative_usage():
+def test_fault_7_tokens_per_chunk_and_of_the_first_from_cumulative_usage():
     record = read(
         ROLE | {"usage": usage(0)},
         content(

@@ -215,7 +215,7 @@ def test_keep_alives_are_no_events():
     assert result.num_events == 3
 
 
-def test_an_event_of_a_megabyte_is_no_trouble():
+def test_fault_32_an_event_of_a_megabyte_is_no_trouble():
     text = "x" * 1_000_000
     _, record = good(
         stream_of(content(text), content("", "stop"), usage(9), DONE),

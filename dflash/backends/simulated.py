@@ -2,14 +2,17 @@
 
 It is selected like any other (`--backend simulated`), so the runner, the store and the report are tested
 exactly. Its clock is its own: it stands still between requests and moves by what the scenario says.
+
+`python -m dflash.backends.simulated --protocol vllm|sglang` serves the same scenario over HTTP on the real clock.
 """
 
 from __future__ import annotations
 
-import hashlib
+import argparse
 import signal
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dflash.backends.base import (
     BackendDescription,
@@ -18,39 +21,19 @@ from dflash.backends.base import (
     Generation,
     GenerationRequest,
 )
-from dflash.backends.scenario import Fault, Scenario, load_scenario
-from dflash.errors import RequestError, UsageError
-from dflash.results.records import Arm, FinishReason
-
-STOP_ID = 0
-CLOCK_START_NS = 1_000_000_000
-_NS_PER_MS = 1_000_000
-_WORDS = (
-    "we",
-    "add",
-    "the",
-    "next",
-    "two",
-    "then",
-    "count",
-    "what",
-    "is",
-    "left",
-    "so",
-    "it",
-    "must",
-    "be",
-    "one",
-    "more",
+from dflash.backends.scenario import IN_PROCESS_ACTIONS, Fault, Scenario, load_scenario
+from dflash.backends.simulated_model import (
+    Script,
+    differing,
+    histogram,
+    make_script,
+    output_text,
+    prompt_ids,
 )
+from dflash.errors import DFlashError, RequestError, UsageError
+from dflash.results.records import Arm
 
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    num_tokens: int  # delivered
-    num_accepted: int | None  # untrimmed; None: no draft
-    draft_ns: int
-    target_ns: int
+CLOCK_START_NS = 1_000_000_000
 
 
 class SimulatedBackend:
@@ -65,6 +48,13 @@ class SimulatedBackend:
         self.now_ns = CLOCK_START_NS
         self.requests: list[GenerationRequest] = []  # all that were made, warm-up included
         self._num_measured = 0
+        for fault in self._scenario.faults:
+            if fault.action not in IN_PROCESS_ACTIONS:
+                raise UsageError(
+                    f"the fault {fault.action!r} is one of a server, not of the engine in process",
+                    f"choose one of {', '.join(IN_PROCESS_ACTIONS)}, or serve the scenario: "
+                    "python -m dflash.backends.simulated --protocol vllm",
+                )
 
     async def open(self, arms: Sequence[Arm]) -> BackendDescription:
         scenario = self._scenario
@@ -95,15 +85,19 @@ class SimulatedBackend:
         fault = self._fault(request)
         if fault is not None and fault.action != "differ":
             self._raise(fault)
+        script = make_script(
+            self._scenario,
+            _key(request),
+            arm=request.arm.name,
+            block_size=request.arm.block_size,
+            max_new_tokens=request.max_new_tokens,
+        )
         sent_ns = self.now_ns
-        first_ns = sent_ns + self._duration_ns(self._scenario.prefill_ms, request, "prefill")
-        output_ids, finish_reason = self._output(request)
-        steps = self._steps(request, len(output_ids) - 1)
-        gaps_ns = tuple(step.draft_ns + step.target_ns for step in steps)
-        self.now_ns = first_ns + sum(gaps_ns)
+        first_ns = sent_ns + script.prefill_ns
+        self.now_ns = first_ns + sum(step.draft_ns + step.target_ns for step in script.steps)
         if fault is not None:
-            output_ids = _differing(output_ids, fault.position)
-        return _generation(request, steps, output_ids, finish_reason, (sent_ns, first_ns, self.now_ns))
+            script = replace(script, output_ids=differing(script.output_ids, fault.position))
+        return _generation(request, script, (sent_ns, first_ns, self.now_ns))
 
     async def logit_gap(self, request: GenerationRequest, prefix_ids: Sequence[int]) -> float | None:
         return self._scenario.logit_gap
@@ -138,74 +132,23 @@ class SimulatedBackend:
             raise KeyboardInterrupt
         signal.raise_signal(signal.Signals[fault.action.upper()])
 
-    def _output(self, request: GenerationRequest) -> tuple[tuple[int, ...], FinishReason]:
-        low, high = self._scenario.output_tokens
-        length = low + int(_uniform(*_key(request), "length") * (high - low + 1))
-        num_tokens = min(length, request.max_new_tokens)
-        vocabulary = self._scenario.vocabulary_size
-        ids = [
-            1 + int(_uniform(*_key(request), position) * (vocabulary - 1)) for position in range(num_tokens)
-        ]
-        if length > request.max_new_tokens:
-            return tuple(ids), "length"
-        ids[-1] = STOP_ID
-        return tuple(ids), "stop"
 
-    def _steps(self, request: GenerationRequest, num_tokens: int) -> list[_Step]:
-        """Decode steps that deliver `num_tokens` tokens after the prefill's."""
-        scenario, block_size = self._scenario, request.arm.block_size
-        if block_size is None:
-            return [
-                _Step(1, None, 0, self._duration_ns(scenario.baseline_step_ms, request, step))
-                for step in range(num_tokens)
-            ]
-        verify_ms = scenario.verify_step_ms + scenario.verify_ms_per_draft_token * (block_size - 1)
-        steps: list[_Step] = []
-        while num_tokens > 0:
-            accepted = self._num_accepted(request, len(steps), block_size - 1)
-            delivered = min(accepted + 1, num_tokens)
-            num_tokens -= delivered
-            draft_ns = self._duration_ns(scenario.draft_step_ms, request, len(steps))
-            target_ns = self._duration_ns(verify_ms, request, len(steps))
-            steps.append(_Step(delivered, accepted, draft_ns, target_ns))
-        return steps
-
-    def _num_accepted(self, request: GenerationRequest, step: int, num_draft_tokens: int) -> int:
-        rates = self._scenario.acceptance
-        for position in range(num_draft_tokens):
-            rate = rates[min(position, len(rates) - 1)]
-            if _uniform(*_key(request), "accept", step, position) >= rate:
-                return position
-        return num_draft_tokens
-
-    def _duration_ns(self, mean_ms: float, request: GenerationRequest, step: int | str) -> int:
-        spread = self._scenario.jitter * (2 * _uniform(*_key(request), request.arm.name, "time", step) - 1)
-        return round(mean_ms * _NS_PER_MS * (1 + spread))
-
-
-def _generation(
-    request: GenerationRequest,
-    steps: Sequence[_Step],
-    output_ids: tuple[int, ...],
-    finish_reason: FinishReason,
-    stamps_ns: tuple[int, int, int],
-) -> Generation:
-    prompt_ids = tuple(
-        1 + int(_uniform(word) * 1000) for message in request.messages for word in message.content.split()
-    )
+def _generation(request: GenerationRequest, script: Script, stamps_ns: tuple[int, int, int]) -> Generation:
+    ids = tuple(token for message in request.messages for token in prompt_ids(message.content))
+    steps = script.steps
     plain = Generation(
         sent_ns=stamps_ns[0],
         first_ns=stamps_ns[1],
         last_ns=stamps_ns[2],
-        finish_reason=finish_reason,
-        num_prompt_tokens=len(prompt_ids),
-        num_output_tokens=len(output_ids),
+        finish_reason=script.finish_reason,
+        num_prompt_tokens=len(ids),
+        num_output_tokens=len(script.output_ids),
         num_first_chunk_tokens=1,
         num_decode_steps=len(steps),
         num_verify_steps=0,
-        prompt_ids=prompt_ids,
-        output_ids=output_ids,
-        text=" ".join(_WORDS[token % len(_WORDS)] for token in output_ids if token != STOP_ID),
+        prompt_ids=ids,
+        output_ids=script.output_ids,
+        text=output_text(script.output_ids),
         chunk_gaps_ns=tuple(step.draft_ns + step.target_ns for step in steps),
         chunk_num_tokens=(1, *(step.num_tokens for step in steps)),
     )
@@ -216,23 +159,14 @@ def _generation(
     return replace(
         plain,
         num_verify_steps=len(steps),
-        num_draft_tokens=len(steps) * (block_size - 1),
+        num_draft_tokens=len(steps) * script.num_step_draft_tokens,
         num_accepted_tokens=sum(accepted),
-        acceptance_histogram=_histogram([step.num_tokens for step in steps], block_size),
-        acceptance_histogram_untrimmed=_histogram([number + 1 for number in accepted], block_size),
+        acceptance_histogram=histogram([step.num_tokens for step in steps], block_size),
+        acceptance_histogram_untrimmed=histogram([number + 1 for number in accepted], block_size),
         draft_ns=sum(step.draft_ns for step in steps),
         verify_ns=sum(step.target_ns for step in steps),
         step_num_accepted=accepted,
     )
-
-
-def _histogram(lengths: Sequence[int], block_size: int) -> tuple[int, ...]:
-    return tuple(lengths.count(length) for length in range(1, block_size + 1))
-
-
-def _differing(output_ids: tuple[int, ...], position: int) -> tuple[int, ...]:
-    """Another token at `position`, where there is one."""
-    return tuple(token + (place == position) for place, token in enumerate(output_ids))
 
 
 def _key(request: GenerationRequest) -> tuple[object, ...]:
@@ -241,7 +175,38 @@ def _key(request: GenerationRequest) -> tuple[object, ...]:
     return (*((message.role, message.content) for message in request.messages), request.reasoning, seed)
 
 
-def _uniform(*parts: object) -> float:
-    """A number in [0, 1) that depends on `parts` only."""
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return int.from_bytes(digest[:6], "big") / 2**48
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve a scenario until SIGTERM or Ctrl-C; the address is one line on standard output."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dflash.backends.simulated",
+        description="A simulated vLLM or SGLang server: scripted tokens, acceptances, times and faults.",
+    )
+    parser.add_argument("--protocol", choices=("vllm", "sglang"), required=True)
+    parser.add_argument("--port", type=int, default=0, help="0: any free one (default)")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--script", metavar="SCENARIO", help="a TOML or JSON file")
+    parser.add_argument("--arm", default="baseline", choices=("baseline", "dflash", "ngram", "eagle3"))
+    parser.add_argument("--block-size", type=int, help="B: the tokens of one verify forward, anchor included")
+    parser.add_argument("--time-scale", type=float, default=1.0, help="0: as fast as possible")
+    arguments = parser.parse_args(argv)
+    from dflash.backends.simulated_http import serve
+
+    try:
+        scenario = load_scenario(arguments.script) if arguments.script else Scenario()
+        serve(
+            arguments.protocol,
+            scenario,
+            arm=arguments.arm,
+            block_size=arguments.block_size,
+            time_scale=arguments.time_scale,
+            host=arguments.host,
+            port=arguments.port,
+        )
+    except DFlashError as error:
+        print(f"dflash: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,7 +10,8 @@ from dataclasses import fields
 from urllib.parse import urlsplit
 
 from dflash.backends.base import BackendSettings, ServerWindow
-from dflash.backends.http import HttpClient, HttpSettings, parse_base_url
+from dflash.backends.http import HttpClient
+from dflash.backends.http_settings import HttpSettings, parse_base_url
 from dflash.backends.prometheus import (
     MAX_WAIT_S,
     QUIET_S,

@@ -7,14 +7,16 @@ A request says everything that decides the output, temperature 0 included: an en
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from dflash.backends.base import BackendSettings, Generation, GenerationRequest, Sampling
 from dflash.backends.chat_stream import ChatStreamReader, ChatStreamRecord, SpeculationCounts
 from dflash.backends.chat_template import REASONING_LEVELS, REASONING_SWITCHES
-from dflash.backends.http import HttpClient, HttpSettings, HttpTimeouts, StreamResult, parse_base_url
+from dflash.backends.http import HttpClient
+from dflash.backends.http_answer import StreamResult
+from dflash.backends.http_settings import HttpSettings, parse_base_url
 from dflash.errors import DFlashError, RequestError, UnavailableError, UsageError
 
 ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -55,7 +57,7 @@ def open_client(settings: BackendSettings, url: str) -> HttpClient:
         HttpSettings(
             base_url=parse_base_url(url),
             max_connections=settings.max_concurrency,
-            timeouts=HttpTimeouts(**asdict(settings.timeouts)),
+            timeouts=settings.timeouts,
             api_key=settings.api_key,
             headers=dict(settings.headers),
             verify_tls=settings.verify_tls,

@@ -17,26 +17,25 @@ import orjson
 import pytest
 from aiohttp import web
 
+from dflash.backends.base import RequestTimeouts
 from dflash.backends.chat_stream import ChatStreamReader, ChatStreamRecord
-from dflash.backends.http import (
-    Deadline,
-    HttpClient,
+from dflash.backends.deadline import Deadline
+from dflash.backends.http import HttpClient
+from dflash.backends.http_answer import StreamResult, retry_after_s
+from dflash.backends.http_settings import (
     HttpSettings,
-    HttpTimeouts,
     RetryPolicy,
-    StreamResult,
     is_this_machine,
     parse_base_url,
     proxy_for,
     read_api_key,
-    retry_after_s,
 )
 from dflash.errors import RequestError, UsageError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 KEY = "sk-very-secret-key"
-IMPATIENT = HttpTimeouts(first_token_s=0.1)
+IMPATIENT = RequestTimeouts(first_token_s=0.1)
 QUICK_RETRIES = RetryPolicy(max_retries=3, max_total_s=30, first_wait_s=0.001)
 
 
@@ -241,7 +240,7 @@ def test_a_connection_is_used_again_after_done():
 
 
 def test_a_server_that_goes_on_after_done_does_not_hold_the_request(monkeypatch):
-    monkeypatch.setattr("dflash.backends.http.DRAIN_S", 0.02)
+    monkeypatch.setattr("dflash.backends.http_answer.DRAIN_S", 0.02)
     result, record = good(stream_of(*GOOD, then="hang"))
     assert (record.text, result.done) == ("Hello", True)
 
@@ -515,7 +514,7 @@ def test_a_server_that_hangs_between_chunks_is_a_chunk_timeout_whatever_keep_ali
         await response.write(b"".join((content("b", "stop"), usage(2), DONE)))
         return response
 
-    error = failure(answer, timeouts=HttpTimeouts(between_chunks_s=0.1))
+    error = failure(answer, timeouts=RequestTimeouts(between_chunks_s=0.1))
     assert error.kind == "chunk_timeout"
     assert "waited 0.1 s for the next chunk" in str(error)
 
@@ -553,14 +552,14 @@ def test_the_total_time_is_bounded():
             await response.write(content("a"))
             await asyncio.sleep(0.01)
 
-    error = failure(answer, timeouts=HttpTimeouts(total_s=0.05))
+    error = failure(answer, timeouts=RequestTimeouts(total_s=0.05))
     assert error.kind == "total_timeout"
     assert "0.05 s" in str(error)
 
 
 def test_the_total_time_counts_the_waits_between_retries():
     retries = RetryPolicy(max_retries=3, max_total_s=30, first_wait_s=20)
-    error = failure(Script(refuse(503)), timeouts=HttpTimeouts(total_s=0.05), retries=retries)
+    error = failure(Script(refuse(503)), timeouts=RequestTimeouts(total_s=0.05), retries=retries)
     assert error.kind == "total_timeout"
 
 
@@ -572,7 +571,7 @@ def test_a_connection_that_is_never_completed_is_a_connect_timeout():
 
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        timeouts = HttpTimeouts(connect_s=0.05)
+        timeouts = RequestTimeouts(connect_s=0.05)
         async with server, client_for(f"https://127.0.0.1:{port}", timeouts=timeouts) as client:
             await ask(client)
 

@@ -37,7 +37,7 @@ from dflash.backends.openai_server import (
     stream_completion,
 )
 from dflash.backends.prometheus import MAX_WAIT_S, QUIET_S
-from dflash.backends.vllm_arms import check_alike, complete_arm, describe
+from dflash.backends.vllm_arms import check_alike, check_reasoning, complete_arm, describe
 from dflash.backends.vllm_server import HOW_TO_START, NOT_OFFERED, VllmServer, inspect_server
 from dflash.errors import RequestError, UnavailableError, UsageError
 from dflash.results.records import Arm, PrefixCacheState
@@ -165,6 +165,7 @@ class VllmBackend:
                 max_wait_s=self._max_wait_s,
             )
             server = await inspect_server(client, counters, settings)
+            check_reasoning(server, settings.reasoning)
             arm = complete_arm(arm, server, settings.block_size)
         except BaseException:
             await client.aclose()

@@ -80,14 +80,25 @@ def check_alike(servers: Sequence[VllmServer], dtype: str | None) -> None:
                 )
 
 
+def check_reasoning(server: VllmServer, reasoning: str) -> None:
+    """Refuse a reasoning setting that changes nothing.
+
+    Raises:
+        UsageError: the server renders the same prompt without it.
+    """
+    if reasoning != "off" and server.knows_reasoning is False:
+        raise UsageError(
+            f"the chat template of the model at {server.url} knows no --reasoning {reasoning}",
+            "leave it out, or give --reasoning off",
+        )
+
+
 def describe(servers: Sequence[tuple[Arm, VllmServer]], settings: BackendSettings) -> BackendDescription:
     """What was opened. The environment holds what all servers share; what is of one server is a note."""
     first = servers[0][1]
     lengths = {server.model.max_model_len for _, server in servers}
     dtype = next((server.dtype for _, server in servers if server.dtype), settings.dtype)
-    notes = ["reasoning is asked for by chat_template_kwargs: sent, not verified"]
-    if settings.route != "chat":
-        notes = ["prompts are sent as plain text, without a chat template"]
+    notes = [_reasoning_note([server for _, server in servers], settings)]
     if all(server.dtype is None for _, server in servers):
         notes.append("the servers do not say their dtype" + (f"; {dtype} was named" if dtype else ""))
     for arm, server in servers:
@@ -106,6 +117,18 @@ def describe(servers: Sequence[tuple[Arm, VllmServer]], settings: BackendSetting
         },
         notes=tuple(notes),
     )
+
+
+def _reasoning_note(servers: Sequence[VllmServer], settings: BackendSettings) -> str:
+    if settings.route != "chat":
+        return "prompts are sent as plain text, without a chat template"
+    known = {server.knows_reasoning for server in servers}
+    told = f"reasoning {settings.reasoning}: "
+    if known == {True}:
+        return told + "sent as chat_template_kwargs, and the rendered prompt changes with it"
+    if known == {False}:
+        return told + "the model's chat template is told nothing about reasoning"
+    return told + "sent as chat_template_kwargs, not verified"
 
 
 def _name_of(server: VllmServer) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dflash.backends.base import BackendSettings, GenerationRequest, Message
@@ -54,6 +54,7 @@ class VllmServer:
     has_prefix_cache: bool | None = None
     is_synthetic: bool = False  # drafts are accepted by a made-up rate
     left_out: frozenset[str] = frozenset()  # fields of a request that it refuses
+    knows_reasoning: bool | None = None  # whether the rendered prompt changes with the reasoning setting
     counters_fault: str | None = None  # why its counters cannot be read
     has_token_ids: bool = False
     has_request_counts: bool = False  # says what each request drafted and accepted
@@ -88,7 +89,7 @@ async def inspect_server(
         raise open_error(error, url, HOW_TO_START) from None
     model = choose_model(models, settings.model, url)
     snapshot, counters_fault = await _read_counters(counters)
-    answer, left_out = await _probe(client, url, model, settings.route)
+    answer, left_out, knows_reasoning = await _probe(client, url, model, settings)
     speculation = _mapping(config.get("speculative_config"))
     return VllmServer(
         url=url,
@@ -104,6 +105,7 @@ async def inspect_server(
         has_prefix_cache=_find_prefix_cache(snapshot, config),
         is_synthetic=speculation.get("rejection_sample_method") == "synthetic",
         left_out=left_out,
+        knows_reasoning=knows_reasoning,
         counters_fault=counters_fault,
         has_token_ids=answer.output_ids is not None,
         has_request_counts=answer.speculation is not None,
@@ -151,11 +153,17 @@ async def _read_counters(counters: CountersWindow) -> tuple[MetricsSnapshot, str
 
 
 async def _probe(
-    client: HttpClient, url: str, model: ServedModel, route: str
-) -> tuple[ChatStreamRecord, frozenset[str]]:
-    request = GenerationRequest("probe", Arm(""), (Message("user", PROBE_TEXT),), PROBE_TOKENS)
+    client: HttpClient, url: str, model: ServedModel, settings: BackendSettings
+) -> tuple[ChatStreamRecord, frozenset[str], bool | None]:
+    """An answer, the fields that had to be left out for it, and whether the template knows the reasoning setting."""
+    message, route, reasoning = Message("user", PROBE_TEXT), settings.route, settings.reasoning
+    request = GenerationRequest("probe", Arm(""), (message,), PROBE_TOKENS, reasoning=reasoning)
     try:
-        return await first_answer(client, request, model.model_id, route)
+        answer, left_out = await first_answer(client, request, model.model_id, route)
+        if route != "chat" or answer.prompt_ids is None or "chat_template_kwargs" in left_out:
+            return answer, left_out, None
+        other = replace(request, reasoning="on" if reasoning == "off" else "off", max_new_tokens=1)
+        other_answer, _ = await first_answer(client, other, model.model_id, route)
     except RequestError as error:
         if error.kind in ("http_400", "http_404", "http_422") and route == "chat":
             raise UsageError(
@@ -163,6 +171,7 @@ async def _probe(
                 "a model without a chat template is asked by the route 'completions'",
             ) from None
         raise open_error(error, url, HOW_TO_START) from None
+    return answer, left_out, other_answer.prompt_ids != answer.prompt_ids
 
 
 def _find_drafts(

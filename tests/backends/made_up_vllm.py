@@ -113,6 +113,7 @@ class MadeUpVllm:
     server_info: Any = None
     health: int | None = 200
     resets: list[Any] | None = None  # answers of /reset_prefix_cache, the last one repeated
+    has_thinking: bool = False  # its chat template takes `enable_thinking`
     bodies: list[dict[str, Any]] = field(default_factory=list)  # of the requests for tokens
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, authorization
     url: str = ""
@@ -121,7 +122,10 @@ class MadeUpVllm:
         self.asked.append((request.method, request.path, request.headers.get("Authorization")))
         if request.path in ("/v1/chat/completions", "/v1/completions"):
             self.bodies.append(orjson.loads(await request.read()))
-            return web.Response(body=self.stream, content_type="text/event-stream")
+            stream = self.stream
+            if self.has_thinking and self.bodies[-1]["chat_template_kwargs"]["enable_thinking"]:
+                stream = stream.replace(b'"prompt_token_ids":[1,9]', b'"prompt_token_ids":[1,9,8]')
+            return web.Response(body=stream, content_type="text/event-stream")
         document: Any = None
         if request.path == "/metrics" and self.metrics is not None:
             text = self.metrics() if callable(self.metrics) else self.metrics

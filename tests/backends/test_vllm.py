@@ -199,6 +199,27 @@ def test_text_form_of_the_settings_is_left_alone() -> None:
     assert description.dtype == "unknown"
 
 
+@pytest.mark.parametrize("reasoning", ["off", "on", "low"])
+def test_serving_fault_17_reasoning_setting_is_verified_by_the_rendered_prompt(reasoning: str) -> None:
+    server = MadeUpVllm(has_thinking=True)
+    assert (
+        f"reasoning {reasoning}: sent as chat_template_kwargs, and the rendered prompt changes with it"
+        in (describe([server], reasoning=reasoning).notes)
+    )
+    assert len(server.bodies) == 2
+
+
+def test_serving_fault_17_reasoning_that_the_template_does_not_know_is_refused() -> None:
+    with pytest.raises(UsageError, match="knows no --reasoning on"):
+        describe([MadeUpVllm()], reasoning="on")
+    assert any("is told nothing about reasoning" in note for note in describe([MadeUpVllm()]).notes)
+
+
+def test_reasoning_is_not_verified_where_the_prompt_is_not_told(shared_folder: Path) -> None:
+    notes = describe([recorded_server(shared_folder, "base")], reasoning="on").notes
+    assert "reasoning on: sent as chat_template_kwargs, not verified" in notes
+
+
 def test_dtype_that_contradicts_the_server_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--dtype bfloat16 contradicts .* float32"):
         describe([drafting(server_info=server_info())], dtype="bfloat16")
@@ -376,6 +397,7 @@ def test_completions_route_is_used_where_it_was_asked() -> None:
     server = MadeUpVllm()
     generate(server, route="completions")
     assert server.bodies[-1]["prompt"] == "Hi"
+    assert len(server.bodies) == 2  # one of them to see who answers
     assert ("POST", "/v1/completions", None) in server.asked
 
 

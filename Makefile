@@ -5,10 +5,11 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 DEMO_PROMPTS ?= 6
+ENGINE ?= vllm
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast lint types bench clean
+.PHONY: demo test test-fast test-servers lint types bench clean
 
 demo: $(READY)
 	$(BIN)/python -m dflash.benchmark --backend transformers --dataset quickstart \
@@ -19,6 +20,10 @@ test: $(READY)
 
 test-fast: $(READY)
 	$(BIN)/python -m pytest -m "not slow and not real_model"
+
+# The real vLLM or SGLang (ENGINE=sglang), in an environment outside the checkout that is made at the first run.
+test-servers: $(READY)
+	DFLASH_TEST_ENGINE=$(ENGINE) $(BIN)/python -m pytest -m servers tests/integration
 
 lint: $(READY)
 	$(BIN)/ruff check .

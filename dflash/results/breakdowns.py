@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dflash.results import metrics
+from dflash.results import request_metrics
 from dflash.results.cell_metrics import arm_metrics, pair_metrics
 from dflash.results.measured import Measured
 from dflash.results.paired_metrics import Pairing, pair_units
@@ -80,7 +80,7 @@ def break_down(arms: TwoArms) -> Breakdowns:
         categories=_parts(arms, categories, lambda record: record.category),
         prompt_lengths=_parts(arms, buckets, bucket) if len(buckets) > 1 else (),
         turns=_parts(arms, turns, turn) if len(turns) > 1 else (),
-        num_unknown_lengths=sum(bucket(record) is None for record in metrics.completed(records)),
+        num_unknown_lengths=sum(bucket(record) is None for record in request_metrics.completed(records)),
     )
 
 
@@ -95,7 +95,7 @@ def _part(arms: TwoArms, name: str, part_of: PartOf) -> PartSummary:
     pairing = None if refused else pair_units(baseline, records)
     values = arm_metrics(arms.cell, records, arms.outcomes)
     values |= pair_metrics(arms.cell, pairing, baseline, records, arms.outcomes)
-    return PartSummary(values, name, len(metrics.completed(records)))
+    return PartSummary(values, name, len(request_metrics.completed(records)))
 
 
 def _lengths(arms: TwoArms) -> dict[tuple[str, int, int], int]:

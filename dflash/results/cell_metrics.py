@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dflash.results import metrics, paired_metrics, task_scores
+from dflash.results import acceptance_metrics, metrics, paired_metrics, request_metrics, task_scores
 from dflash.results.measured import MetricValue
 from dflash.results.paired_metrics import Pairing
 from dflash.results.records import Cell, RequestRecord
@@ -21,7 +21,7 @@ def arm_metrics(
     busy_s = _busy_s(cell, records)
     values: dict[str, MetricValue] = {
         "num_requests": len(records),
-        "num_completed": len(metrics.completed(records)),
+        "num_completed": len(request_metrics.completed(records)),
         "error_rate": metrics.error_rate(records),
         "decode_tok_s": metrics.pooled_decode_tok_s(records).interval(),
         "tpot_s": metrics.tpot_s(records),
@@ -34,15 +34,21 @@ def arm_metrics(
         "decode_step_s": metrics.decode_step_s(records),
         "draft_step_s": metrics.draft_step_s(records),
         "verify_step_s": metrics.verify_step_s(records),
-        "acceptance_length": metrics.pooled_acceptance_length(records).interval(),
-        "acceptance_length_request_mean": metrics.acceptance_length_request_mean(records),
-        "acceptance_length_untrimmed": metrics.pooled_acceptance_length_untrimmed(records).interval(),
-        "acceptance_length_untrimmed_request_mean": metrics.acceptance_length_untrimmed_request_mean(records),
-        "acceptance_rate": metrics.acceptance_rate(records),
-        "acceptance_rate_per_position": metrics.acceptance_rate_per_position(records),
-        "acceptance_rate_per_position_conditional": metrics.acceptance_rate_per_position_conditional(records),
-        "acceptance_histogram": metrics.acceptance_histogram(records),
-        "acceptance_histogram_untrimmed": metrics.acceptance_histogram_untrimmed(records),
+        "acceptance_length": acceptance_metrics.pooled_acceptance_length(records).interval(),
+        "acceptance_length_request_mean": acceptance_metrics.acceptance_length_request_mean(records),
+        "acceptance_length_untrimmed": acceptance_metrics.pooled_acceptance_length_untrimmed(
+            records
+        ).interval(),
+        "acceptance_length_untrimmed_request_mean": acceptance_metrics.acceptance_length_untrimmed_request_mean(
+            records
+        ),
+        "acceptance_rate": acceptance_metrics.acceptance_rate(records),
+        "acceptance_rate_per_position": acceptance_metrics.acceptance_rate_per_position(records),
+        "acceptance_rate_per_position_conditional": acceptance_metrics.acceptance_rate_per_position_conditional(
+            records
+        ),
+        "acceptance_histogram": acceptance_metrics.acceptance_histogram(records),
+        "acceptance_histogram_untrimmed": acceptance_metrics.acceptance_histogram_untrimmed(records),
         "output_tokens_mean": metrics.output_tokens_mean(records),
         "peak_memory_bytes": metrics.peak_memory_bytes(records),
         "peak_memory_with_weights_bytes": metrics.peak_memory_bytes(records, cell.weights_bytes),
@@ -53,11 +59,15 @@ def arm_metrics(
         "num_cut": task_scores.num_cut(records, outcomes),
     }
     for name, metric in (
-        ("ttft_s", metrics.request_ttft_s),
-        ("tpot_s", metrics.request_tpot_s),
-        ("e2el_s", metrics.request_e2el_s),
+        ("ttft_s", request_metrics.request_ttft_s),
+        ("tpot_s", request_metrics.request_tpot_s),
+        ("e2el_s", request_metrics.request_e2el_s),
+        ("queue_s", request_metrics.request_queue_s),
+        ("ttft_from_due_s", request_metrics.request_ttft_from_due_s),
     ):
-        each = [value for record in metrics.completed(records) if (value := metric(record)) is not None]
+        each = [
+            value for record in request_metrics.completed(records) if (value := metric(record)) is not None
+        ]
         for percent in LATENCY_PERCENTILES:
             values[f"{name}_p{percent}"] = percentile(each, percent)
     return values
@@ -108,9 +118,9 @@ PAIRED_METRICS = (
 
 
 def _busy_s(cell: Cell, records: Sequence[RequestRecord]) -> float | None:
-    """None where requests run one at a time: then the sum of E2EL is the busy time."""
+    """None in process, where requests run one at a time: then the sum of E2EL is the busy time."""
     workload = cell.workload
-    one_at_a_time = workload.concurrency == 1 and workload.request_rate is None
+    one_at_a_time = not cell.on_server and workload.concurrency == 1 and workload.request_rate is None
     return None if one_at_a_time else metrics.busy_time_s(records)
 
 

@@ -8,12 +8,10 @@ from typing import Any
 
 from dflash.results.breakdowns import PartSummary
 from dflash.results.measured import Measured, MetricValue
+from dflash.results.server_counters import COMPARED, ServerCounts
 from dflash.results.stats import Interval
 from dflash.results.store import Run
 from dflash.results.summary import CellSummary, RunSummary
-
-# Defined metrics that need what a run folder does not hold yet; null until something measures them.
-_NOT_MEASURED = ("icl_s", "peak_output_tok_s", "goodput_req_s")
 
 
 def json_document(run: Run, summary: RunSummary, exit_code: int) -> dict[str, Any]:
@@ -41,6 +39,7 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
         "dataset": workload.dataset,
         "prompts_digest": workload.prompts_digest,
         "concurrency": workload.concurrency,
+        "request_rate": workload.request_rate,
         "block_size": block_size,
         "num_speculative_tokens": None if block_size is None else block_size - 1,
         "workload_id": cell.workload_id,
@@ -56,9 +55,11 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
         "status": cell.status,
         "reason": cell.reason,
         **_plain_metrics(summary),
-        **dict.fromkeys(_NOT_MEASURED),
+        "ttft_cache": summary.cache_mark,
+        "counters": None if summary.counts is None else _counters(summary.counts),
         "finish_reasons": dict(summary.finish_reasons),
         "error_kinds": dict(summary.error_kinds),
+        "agreement_basis": dict(summary.agreement_basis),
         "left_out": {} if summary.pairing is None else dict(summary.pairing.left_out),
         "unscored": dict(summary.unscored),
         "categories": _parts("category", parts.categories),
@@ -69,6 +70,19 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
             {"code": finding.code, "severity": finding.severity, "sentence": finding.sentence}
             for finding in summary.findings
         ],
+    }
+
+
+def _counters(counts: ServerCounts) -> dict[str, Any]:
+    """What a server counted, and what our own requests make of the same."""
+    return {
+        "state": counts.verdict,
+        "reasons": list(counts.reasons),
+        "num_windows": len(counts.windows),
+        "num_requests_covered": counts.num_covered,
+        "prefix_cache": counts.prefix_cache,
+        "server": {name: counts.total(name) for name in COMPARED},
+        "own": {name: (counts.own or {}).get(name) for name in COMPARED},
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash.results import metrics
+from dflash.results import request_metrics
 from dflash.results.formats import (
     UNKNOWN,
     format_agreement,
@@ -118,7 +118,9 @@ def output_lengths(group: Group) -> list[str]:
     rows = []
     for cell in group.cells:
         lengths = [
-            n for record in metrics.completed(cell.records) if (n := record.num_output_tokens) is not None
+            n
+            for record in request_metrics.completed(cell.records)
+            if (n := record.num_output_tokens) is not None
         ]
         counts = [
             str(cell.finish_reasons.get(reason, 0)) for reason in ("stop", "length", "cancelled", "error")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dflash.results import metrics
+from dflash.results import metrics, request_metrics
 from dflash.results.paired_metrics import Pairing
 from dflash.results.records import Cell, RequestRecord
 from dflash.results.task_scores import UNSCORED_WORDS, Outcomes, unscored_counts
@@ -16,11 +16,12 @@ def why_no_speed(cell: Cell, records: Sequence[RequestRecord]) -> str:
     """Why decode_tok_s is None."""
     if not records:
         return cell.reason or "no request was run"
-    done = metrics.completed(records)
+    done = request_metrics.completed(records)
     if not done:
         return _nothing_completed(records)
     if all(
-        record.num_output_tokens is not None and metrics.num_decode_tokens(record) == 0 for record in done
+        record.num_output_tokens is not None and request_metrics.num_decode_tokens(record) == 0
+        for record in done
     ):
         return "every output ended with its first chunk: there is no decode token"
     return "token counts or time stamps were not measured"
@@ -51,7 +52,7 @@ def why_no_task_score(cell: Cell, records: Sequence[RequestRecord], outcomes: Ou
     """Why task_score is None."""
     if not records:
         return cell.reason or "no request was run"
-    if not metrics.completed(records):
+    if not request_metrics.completed(records):
         return _nothing_completed(records)
     unscored = unscored_counts(records, outcomes)
     if not unscored and all(record.category == CODE for record in records):

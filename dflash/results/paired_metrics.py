@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dflash.results import metrics
+from dflash.results import metrics, request_metrics
 from dflash.results.records import RequestRecord
 from dflash.results.stats import Pooled, arithmetic_mean, ratio, ratio_of_ratios
 
@@ -79,7 +79,7 @@ def pooled_e2el_speedup(pairing: Pairing) -> Pooled:
     """Sums behind `e2el_speedup`."""
 
     def terms(baseline: RequestRecord, arm: RequestRecord) -> tuple[float, float] | None:
-        first, second = metrics.request_e2el_s(baseline), metrics.request_e2el_s(arm)
+        first, second = request_metrics.request_e2el_s(baseline), request_metrics.request_e2el_s(arm)
         return None if first is None or second is None else (first, second)
 
     return _pool(pairing.pairs, terms, ratio)
@@ -94,8 +94,8 @@ def pooled_throughput_speedup(baseline: Sequence[RequestRecord], arm: Sequence[R
     """Sums behind `throughput_speedup` of two in-process arms."""
     rows: list[tuple[str, tuple[float, ...]]] = []
     for records, place in ((arm, 0), (baseline, 2)):
-        for record in metrics.completed(records):
-            terms = metrics.output_terms(record)
+        for record in request_metrics.completed(records):
+            terms = request_metrics.output_terms(record)
             if terms is not None:
                 rows.append((record.prompt_id, (*(0.0,) * place, *terms, *(0.0,) * (2 - place))))
     return Pooled.of(rows, ratio_of_ratios)
@@ -170,13 +170,13 @@ def _pool(pairs: Sequence[Pair], terms: PairTerms, formula: Callable[..., float]
 
 
 def _decode_terms(baseline: RequestRecord, arm: RequestRecord) -> tuple[float, ...] | None:
-    first, second = metrics.decode_terms(baseline), metrics.decode_terms(arm)
+    first, second = request_metrics.decode_terms(baseline), request_metrics.decode_terms(arm)
     return None if first is None or second is None else (*first, *second)
 
 
 def _time_per_output_token(record: RequestRecord) -> float | None:
-    time_ns, tokens = metrics.decode_time_ns(record), record.num_output_tokens
-    return None if time_ns is None or not tokens else time_ns / metrics.NS_PER_S / tokens
+    time_ns, tokens = request_metrics.decode_time_ns(record), record.num_output_tokens
+    return None if time_ns is None or not tokens else time_ns / request_metrics.NS_PER_S / tokens
 
 
 def agreement_by_prompt(pairing: Pairing) -> dict[str, bool]:
@@ -204,6 +204,6 @@ def _reason_left_out(baseline: RequestRecord | None, arm: RequestRecord | None) 
         if not record.completed:
             return f"cancelled in the {side}"
     for side, record in (("baseline", baseline), ("arm", arm)):
-        if record is not None and metrics.decode_terms(record) is None:
+        if record is not None and request_metrics.decode_terms(record) is None:
             return f"no decode token in the {side}"
     return None

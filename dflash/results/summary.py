@@ -9,18 +9,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dflash.results import metrics
+from dflash.results.arrivals import Arrivals, collect_arrivals
 from dflash.results.breakdowns import Breakdowns, TwoArms, break_down
 from dflash.results.cell_metrics import arm_metrics, pair_metrics
+from dflash.results.goodput import Slo, slo_of
+from dflash.results.load_metrics import LoadFacts
+from dflash.results.load_metrics import load_metrics as load_metrics
 from dflash.results.measured import Measured
 from dflash.results.missing_numbers import why_no_agreement, why_no_speed, why_no_speedup, why_no_task_score
+from dflash.results.output_comparison import (
+    Basis,
+    Comparison,
+    OutputKey,
+    SavedOutputs,
+    TextDifference,
+    compare_outputs,
+    differing_keys,
+    read_outputs,
+)
 from dflash.results.paired_metrics import Pairing, pair_units
-from dflash.results.records import Cell, DifferenceRecord, RequestRecord
+from dflash.results.records import Cell, DifferenceRecord, RequestRecord, WindowRecord
+from dflash.results.server_counters import CacheMark, ServerCounts, cache_mark, count_server
 from dflash.results.stats import arithmetic_mean, geometric_mean
 from dflash.results.store import Run
 from dflash.results.task_scores import Outcome, Outcomes, score_run, unscored_counts
 from dflash.results.verify import Finding, check_cell
 from dflash.results.verify_pair import check_pair
 from dflash.results.verify_scores import check_pair_scores, check_scores
+from dflash.results.verify_server import check_load
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +59,25 @@ class CellSummary(Measured):
     )  # what could have been scored, by why it is not
     finish_reasons: Mapping[str, int] = field(default_factory=dict)
     error_kinds: Mapping[str, int] = field(default_factory=dict)
+    counts: ServerCounts | None = None  # what the server itself counted; None in process
+    agreement_basis: Mapping[Basis, int] = field(
+        default_factory=dict
+    )  # of servers: pairs by what is compared
+    text_differences: tuple[TextDifference, ...] = ()
 
     @property
     def num_completed(self) -> int:
         return sum(self.finish_reasons.get(reason, 0) for reason in ("stop", "length"))
+
+    @property
+    def num_failed(self) -> int:
+        return self.finish_reasons.get("error", 0)
+
+    @property
+    def cache_mark(self) -> CacheMark | None:
+        """What must stand beside this cell's TTFT."""
+        prefix_cache = None if self.counts is None else self.counts.prefix_cache
+        return cache_mark(self.number("cached_prompt_share"), prefix_cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +105,7 @@ class Average:
     backend: str
     arm_label: str
     concurrency: int
+    request_rate: float | None  # open loop
     num_datasets: int
     speedup: float | None
     acceptance_length: float | None
@@ -85,10 +117,29 @@ class RunSummary:
 
     groups: tuple[Group, ...]
     averages: tuple[Average, ...] = ()
+    slo: Slo | None = None
 
     @property
     def cells(self) -> tuple[CellSummary, ...]:
         return tuple(cell for group in self.groups for cell in group.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a run's folder says, by cell."""
+
+    records: Mapping[str, Sequence[RequestRecord]]
+    differences: Mapping[str, Sequence[DifferenceRecord]]
+    outcomes: Outcomes
+    arrivals: Mapping[str, Arrivals]
+    windows: Mapping[str, Sequence[WindowRecord]]
+    saved: SavedOutputs
+    slo: Slo | None
+
+    def of_load(self, cell: Cell) -> LoadFacts:
+        records, windows = self.records[cell.cell_id], self.windows.get(cell.cell_id, ())
+        counts = count_server(records, windows) if cell.on_server else None
+        return LoadFacts(self.arrivals[cell.cell_id], counts, self.slo)
 
 
 def summarise_run(run: Run) -> RunSummary:
@@ -97,56 +148,88 @@ def summarise_run(run: Run) -> RunSummary:
     Raises:
         UsageError: a file in the folder is damaged.
     """
-    outcomes = score_run(run)
+    members: dict[tuple[str, str], list[Cell]] = {}
+    for cell in run.info.cells:
+        members.setdefault((cell.workload_id, cell.backend), []).append(cell)
+    for cells in members.values():
+        cells.sort(key=lambda cell: (not cell.arm.is_baseline, cell.arm.name, cell.arm.block_size or 0))
+    facts = _read_facts(run, list(members.values()))
+    groups = tuple(_summarise_group(cells, facts) for cells in members.values())
+    return RunSummary(groups, _averages(groups), facts.slo)
+
+
+def _read_facts(run: Run, groups: Sequence[Sequence[Cell]]) -> _Facts:
+    """Each file is read once, and chunks and outputs one by one."""
     records: dict[str, list[RequestRecord]] = {cell.cell_id: [] for cell in run.info.cells}
     for record in run.records:
         if record.cell_id in records:
             records[record.cell_id].append(record)
-    members: dict[tuple[str, str], list[Cell]] = {}
-    for cell in run.info.cells:
-        members.setdefault((cell.workload_id, cell.backend), []).append(cell)
-    groups = tuple(_summarise_group(cells, records, run.differences, outcomes) for cells in members.values())
-    return RunSummary(groups, _averages(groups))
-
-
-def _summarise_group(
-    cells: Sequence[Cell],
-    records: Mapping[str, Sequence[RequestRecord]],
-    differences: Sequence[DifferenceRecord],
-    outcomes: Outcomes,
-) -> Group:
-    ordered = sorted(
-        cells, key=lambda cell: (not cell.arm.is_baseline, cell.arm.name, cell.arm.block_size or 0)
+    differences: dict[str, list[DifferenceRecord]] = {}
+    for difference in run.differences:
+        differences.setdefault(difference.cell_id, []).append(difference)
+    on_server = {cell.cell_id for cell in run.info.cells if cell.on_server}
+    windows: dict[str, list[WindowRecord]] = {}
+    for window in run.windows() if on_server else ():
+        windows.setdefault(window.cell_id, []).append(window)
+    return _Facts(
+        records=records,
+        differences=differences,
+        outcomes=score_run(run),
+        arrivals=collect_arrivals(records, run.chunks()),
+        windows=windows,
+        saved=_saved_outputs(run, groups, records, on_server),
+        slo=slo_of(run.info.config),
     )
-    baseline = next((cell for cell in ordered if cell.arm.is_baseline), None)
+
+
+def _saved_outputs(
+    run: Run,
+    groups: Sequence[Sequence[Cell]],
+    records: Mapping[str, Sequence[RequestRecord]],
+    on_server: set[str],
+) -> SavedOutputs:
+    """In process all outputs have ids, and differences were recorded: nothing is read."""
+    if not on_server:
+        return SavedOutputs()
+    differing: set[OutputKey] = set()
+    for cells in groups:
+        baseline = next((cell for cell in cells if cell.arm.is_baseline), None)
+        for cell in cells:
+            if baseline is not None and cell.cell_id in on_server and not cell.arm.is_baseline:
+                differing |= differing_keys(records[baseline.cell_id], records[cell.cell_id])
+    return read_outputs(run.outputs(), on_server, differing)
+
+
+def _summarise_group(cells: Sequence[Cell], facts: _Facts) -> Group:
+    baseline = next((cell for cell in cells if cell.arm.is_baseline), None)
     summaries = tuple(
-        _summarise_cell(
-            cell,
-            records[cell.cell_id],
-            None if baseline is None or cell.arm.is_baseline else baseline,
-            () if baseline is None else records[baseline.cell_id],
-            tuple(difference for difference in differences if difference.cell_id == cell.cell_id),
-            outcomes,
-        )
-        for cell in ordered
+        _summarise_cell(cell, None if baseline is None or cell.arm.is_baseline else baseline, facts)
+        for cell in cells
     )
     return Group(summaries, _fastest(summaries))
 
 
-def _summarise_cell(
-    cell: Cell,
-    records: Sequence[RequestRecord],
-    baseline: Cell | None,
-    baseline_records: Sequence[RequestRecord],
-    differences: tuple[DifferenceRecord, ...],
-    outcomes: Outcomes,
-) -> CellSummary:
-    pairing = None if baseline is None else pair_units(baseline_records, records)
-    values = arm_metrics(cell, records, outcomes)
-    values |= pair_metrics(cell, pairing, baseline_records, records, outcomes)
+def _compare(cell: Cell, baseline: Cell | None, facts: _Facts) -> Comparison:
+    """The cell's records and its baseline's, with digests that can be compared."""
+    records = facts.records[cell.cell_id]
+    known = tuple(facts.differences.get(cell.cell_id, ()))
+    baseline_records = () if baseline is None else facts.records[baseline.cell_id]
+    if not cell.on_server or baseline is None:
+        return Comparison(baseline_records, records, differences=known)
+    return compare_outputs(baseline_records, records, facts.saved, known)
+
+
+def _summarise_cell(cell: Cell, baseline: Cell | None, facts: _Facts) -> CellSummary:
+    compared, load, outcomes = _compare(cell, baseline, facts), facts.of_load(cell), facts.outcomes
+    records = compared.arm
+    pairing = None if baseline is None else pair_units(compared.baseline, records)
+    values = arm_metrics(cell, records, outcomes) | load_metrics(cell, records, load)
+    values |= pair_metrics(cell, pairing, compared.baseline, records, outcomes)
     findings = check_cell(cell, records) + check_scores(cell, records, outcomes)
+    findings += check_load(cell, records, Measured(values), load)
     if pairing is not None:
-        findings += check_pair(cell, pairing, differences) + check_pair_scores(cell, pairing, outcomes)
+        findings += check_pair(cell, pairing, compared.differences, len(compared.text_differences))
+        findings += check_pair_scores(cell, pairing, outcomes)
     return CellSummary(
         metrics=values,
         cell=cell,
@@ -160,11 +243,14 @@ def _summarise_cell(
         if values["task_score"] is None
         else None,
         findings=findings,
-        differences=differences,
-        breakdowns=break_down(TwoArms(cell, records, baseline_records, pairing, outcomes)),
+        differences=compared.differences,
+        breakdowns=break_down(TwoArms(cell, records, compared.baseline, pairing, outcomes)),
         unscored=unscored_counts(records, outcomes),
         finish_reasons=metrics.finish_reason_counts(records),
         error_kinds=metrics.error_kind_counts(records),
+        counts=load.counts,
+        agreement_basis=compared.basis,
+        text_differences=compared.text_differences,
     )
 
 
@@ -180,14 +266,15 @@ def _fastest(cells: Sequence[CellSummary]) -> str | None:
 
 
 def _averages(groups: Sequence[Group]) -> tuple[Average, ...]:
-    members: dict[tuple[str, str, int], list[CellSummary]] = {}
+    members: dict[tuple[str, str, int, float | None], list[CellSummary]] = {}
     for group in groups:
         for cell in group.cells:
             if not cell.cell.arm.is_baseline:
-                key = (cell.cell.backend, cell.cell.arm.label, cell.cell.workload.concurrency)
+                workload = cell.cell.workload
+                key = (cell.cell.backend, cell.cell.arm.label, workload.concurrency, workload.request_rate)
                 members.setdefault(key, []).append(cell)
     averages = []
-    for (backend, label, concurrency), cells in members.items():
+    for (backend, label, concurrency, request_rate), cells in members.items():
         datasets = {cell.cell.workload.dataset for cell in cells}
         if len(datasets) < 2 or len(datasets) != len(cells):
             continue
@@ -198,6 +285,7 @@ def _averages(groups: Sequence[Group]) -> tuple[Average, ...]:
                 backend,
                 label,
                 concurrency,
+                request_rate,
                 len(datasets),
                 geometric_mean(speedups) if len(speedups) == len(cells) else None,
                 arithmetic_mean(lengths) if len(lengths) == len(cells) else None,

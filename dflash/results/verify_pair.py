@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflash.results import paired_metrics
+from dflash.results.formats import format_percent
 from dflash.results.paired_metrics import Pairing
 from dflash.results.records import Cell, DifferenceRecord
+from dflash.results.server_counters import cached_prompt_share
 from dflash.results.verify import OUTPUT_LENGTH_RATIO_RANGE, Finding, Severity
 
 # A gap between the target's two best logits up to which rounding (another order of summation, another number
 # of rows in a product) can turn the choice. Logits are of the order of 10 to 30.
 _NEAR_TIE_LOGIT_GAPS = {"float32": 1e-3, "float16": 0.0625, "bfloat16": 0.25}
+
+
+MAX_CACHED_SHARE_DIFFERENCE = 0.05
 
 
 def near_tie_logit_gap(dtype: str) -> float:
@@ -25,9 +30,14 @@ def is_near_tie(difference: DifferenceRecord, dtype: str) -> bool | None:
 
 
 def check_pair(
-    cell: Cell, pairing: Pairing, differences: Sequence[DifferenceRecord] = ()
+    cell: Cell,
+    pairing: Pairing,
+    differences: Sequence[DifferenceRecord] = (),
+    num_text_differences: int = 0,
 ) -> tuple[Finding, ...]:
-    """Prompts unlike or not compared, requests left out, speedup below 1, unequal lengths, agreement below 1."""
+    """Prompts unlike or not compared, requests left out, speedup below 1, unequal lengths, agreement below 1, prefix
+    caches that served one arm more than the other.
+    """
     if pairing.unlike_prompts:
         return (_unlike_prompts(pairing),)
     findings = [
@@ -36,9 +46,10 @@ def check_pair(
         _end_to_end_slower(pairing),
         _left_out(pairing),
         _unequal_lengths(pairing),
+        _unequal_cached_shares(pairing),
     ]
     if cell.workload.temperature == 0:
-        findings.append(_disagreement(cell, pairing, differences))
+        findings.append(_disagreement(cell, pairing, differences, num_text_differences))
     return tuple(finding for finding in findings if finding is not None)
 
 
@@ -134,17 +145,32 @@ def _unequal_lengths(pairing: Pairing) -> Finding | None:
     return Finding("unequal_output_lengths", "warning", sentence)
 
 
-def _disagreement(cell: Cell, pairing: Pairing, differences: Sequence[DifferenceRecord]) -> Finding | None:
+def _unequal_cached_shares(pairing: Pairing) -> Finding | None:
+    """A warm cache in one arm makes its prefill look fast: the pair of end-to-end times is no comparison then."""
+    shares = [cached_prompt_share([pair[side] for pair in pairing.pairs]) for side in (0, 1)]
+    baseline, arm = shares
+    if baseline is None or arm is None or abs(baseline - arm) <= MAX_CACHED_SHARE_DIFFERENCE:
+        return None
+    sentence = (
+        f"The prefix cache served {format_percent(baseline)} of the baseline's prompt tokens and "
+        f"{format_percent(arm)} of this arm's: TTFT and end-to-end figures do not compare the two."
+    )
+    return Finding("unequal_cached_shares", "warning", sentence)
+
+
+def _disagreement(
+    cell: Cell, pairing: Pairing, differences: Sequence[DifferenceRecord], num_text_differences: int
+) -> Finding | None:
     verdicts = paired_metrics.agreement_by_prompt(pairing)
     differing = sum(not equal for equal in verdicts.values())
     if not differing:
         return None
     kinds = [is_near_tie(difference, cell.workload.dtype) for difference in differences]
     severity: Severity = "error" if False in kinds else "warning"
+    unknown = max(0, differing - len(kinds)) + kinds.count(None)
+    by_text = f", {num_text_differences} of them by their text" if num_text_differences else ""
     sentence = (
-        f"The output changed in {differing} of {len(verdicts)} prompts: near-ties {kinds.count(True)}, "
-        f"faults "
-        f"{kinds.count(False)}, not known {max(0, differing - len(kinds)) + kinds.count(None)} "
-        "(the report's section on agreement lists them)."
+        f"The output changed in {differing} of {len(verdicts)} prompts{by_text}: near-ties {kinds.count(True)}, "
+        f"faults {kinds.count(False)}, not known {unknown} (the report's section on agreement lists them)."
     )
     return Finding("outputs_differ", severity, sentence)

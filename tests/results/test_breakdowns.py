@@ -6,7 +6,7 @@ import pytest
 from edge_runs import EDGE_RUNS
 from made_up_run import made_up_run
 
-from dflash.results import metrics, paired_metrics
+from dflash.results import acceptance_metrics, metrics, paired_metrics
 from dflash.results.breakdowns import PROMPT_LENGTH_BUCKETS, prompt_length_bucket
 from dflash.results.document import json_document
 from dflash.results.markdown import render_report
@@ -89,7 +89,7 @@ def test_a_bucket_holds_the_metrics_of_its_requests_alone():
     ]
     part = parts["below 128"]
     assert part.number("decode_tok_s") == metrics.decode_tok_s(short)
-    assert part.number("acceptance_length") == metrics.acceptance_length(short)
+    assert part.number("acceptance_length") == acceptance_metrics.acceptance_length(short)
     assert part.number("ttft_s") == metrics.ttft_s(short)
     assert part.number("speedup") == paired_metrics.speedup(pair_units(baseline, short))
 

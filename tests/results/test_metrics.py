@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made_up_run import MS, drafted_record, plain_record
 
-from dflash.results import metrics
+from dflash.results import acceptance_metrics, metrics, request_metrics
 from dflash.results.records import RequestRecord
 
 
@@ -21,50 +21,50 @@ def test_acceptance_length_of_the_recorded_self_draft_answer():
         num_draft_tokens=6,
         num_accepted_tokens=6,
     )
-    assert metrics.acceptance_length([record]) == 3.5
-    assert metrics.acceptance_length_untrimmed([record]) == 4.0
-    assert metrics.acceptance_rate([record]) == 1.0
+    assert acceptance_metrics.acceptance_length([record]) == 3.5
+    assert acceptance_metrics.acceptance_length_untrimmed([record]) == 4.0
+    assert acceptance_metrics.acceptance_rate([record]) == 1.0
 
 
 def test_acceptance_length_of_the_recorded_repeat_answer():
     """SGLang `repeat-40`: 40 tokens, 5 verify steps of B = 8."""
     record = RequestRecord("c", "p", num_output_tokens=40, num_decode_steps=5, finish_reason="length")
-    assert metrics.acceptance_length([record]) == 7.8
+    assert acceptance_metrics.acceptance_length([record]) == 7.8
 
 
 def test_a_draft_of_which_nothing_is_accepted_has_length_one():
     records = [drafted_record("c", prompt, (0,) * 9, 4) for prompt in range(3)]
-    assert metrics.acceptance_length(records) == 1.0
-    assert metrics.acceptance_length_untrimmed(records) == 1.0
-    assert metrics.acceptance_rate(records) == 0.0
+    assert acceptance_metrics.acceptance_length(records) == 1.0
+    assert acceptance_metrics.acceptance_length_untrimmed(records) == 1.0
+    assert acceptance_metrics.acceptance_rate(records) == 0.0
 
 
 def test_pooled_and_request_mean_differ():
     records = [drafted_record("c", 0, (3,) * 2, 4), drafted_record("c", 1, (0,) * 8, 4)]
-    assert metrics.acceptance_length(records) == (8 + 8) / 10
-    assert metrics.acceptance_length_request_mean(records) == (4 + 1) / 2
-    assert metrics.acceptance_length_untrimmed(records) == 1 + 6 / 10
-    assert metrics.acceptance_length_untrimmed_request_mean(records) == (4 + 1) / 2
+    assert acceptance_metrics.acceptance_length(records) == (8 + 8) / 10
+    assert acceptance_metrics.acceptance_length_request_mean(records) == (4 + 1) / 2
+    assert acceptance_metrics.acceptance_length_untrimmed(records) == 1 + 6 / 10
+    assert acceptance_metrics.acceptance_length_untrimmed_request_mean(records) == (4 + 1) / 2
 
 
 def test_cut_tokens_count_only_untrimmed():
     cut = replace(drafted_record("c", 0, (3, 3), 4), num_output_tokens=7)  # the last step gave 2 of 4
-    assert metrics.acceptance_length([cut]) == 3.0
-    assert metrics.acceptance_length_untrimmed([cut]) == 4.0
+    assert acceptance_metrics.acceptance_length([cut]) == 3.0
+    assert acceptance_metrics.acceptance_length_untrimmed([cut]) == 4.0
 
 
 def test_tpot_divides_by_decode_tokens():
     record = plain_record("c", 0, 11, step_ms=100)
     assert metrics.tpot_s([record]) == pytest.approx(0.1)  # 1.0 s for 10 tokens, not for 11
     first_chunk_of_four = replace(record, num_first_chunk_tokens=4)
-    assert metrics.request_tpot_s(first_chunk_of_four) == pytest.approx(1.0 / 7)
+    assert request_metrics.request_tpot_s(first_chunk_of_four) == pytest.approx(1.0 / 7)
     assert metrics.decode_tok_s([first_chunk_of_four]) == pytest.approx(7)
     assert metrics.tpot_s([replace(record, num_output_tokens=1)]) is None
 
 
 def test_unknown_first_chunk_counts_as_one_token():
     record = plain_record("c", 0, 11)
-    assert metrics.num_decode_tokens(replace(record, num_first_chunk_tokens=None)) == 10
+    assert request_metrics.num_decode_tokens(replace(record, num_first_chunk_tokens=None)) == 10
 
 
 def test_speeds_are_pooled_not_averaged():
@@ -86,7 +86,7 @@ def test_latencies():
 
 def test_decode_speed_is_acceptance_length_over_step_time():
     records = [drafted_record("c", 0, (2, 0, 1), 3), drafted_record("c", 1, (1, 1), 3)]
-    speed = metrics.acceptance_length(records) / metrics.decode_step_s(records)
+    speed = acceptance_metrics.acceptance_length(records) / metrics.decode_step_s(records)
     assert metrics.decode_tok_s(records) == pytest.approx(speed)
     assert metrics.draft_step_s(records) == pytest.approx(0.018)
     assert metrics.verify_step_s(records) == pytest.approx(0.100)
@@ -104,22 +104,22 @@ def test_busy_time_is_the_union_of_requests_in_flight_per_segment():
 
 def test_positions_from_the_histogram():
     record = drafted_record("c", 0, (0, 0, 1, 2), 3)
-    assert metrics.acceptance_histogram([record]) == (2, 1, 1)
-    assert metrics.acceptance_histogram_untrimmed([record]) == (2, 1, 1)
-    assert metrics.acceptance_rate_per_position([record]) == (0.5, 0.25)
-    assert metrics.acceptance_rate_per_position_conditional([record]) == (0.5, 0.5)
+    assert acceptance_metrics.acceptance_histogram([record]) == (2, 1, 1)
+    assert acceptance_metrics.acceptance_histogram_untrimmed([record]) == (2, 1, 1)
+    assert acceptance_metrics.acceptance_rate_per_position([record]) == (0.5, 0.25)
+    assert acceptance_metrics.acceptance_rate_per_position_conditional([record]) == (0.5, 0.5)
 
 
 def test_a_position_that_no_step_reached_is_unknown_not_zero():
     record = drafted_record("c", 0, (0, 0), 3)
-    assert metrics.acceptance_rate_per_position([record]) == (0.0, 0.0)
-    assert metrics.acceptance_rate_per_position_conditional([record]) == (0.0, None)
+    assert acceptance_metrics.acceptance_rate_per_position([record]) == (0.0, 0.0)
+    assert acceptance_metrics.acceptance_rate_per_position_conditional([record]) == (0.0, None)
 
 
 def test_joint_rates_sum_to_the_untrimmed_length():
     records = [drafted_record("c", i, tuple((i * j) % 5 for j in range(1, 9)), 5) for i in range(4)]
-    rates = metrics.acceptance_rate_per_position(records)
-    assert 1 + sum(rates) == pytest.approx(metrics.acceptance_length_untrimmed(records))
+    rates = acceptance_metrics.acceptance_rate_per_position(records)
+    assert 1 + sum(rates) == pytest.approx(acceptance_metrics.acceptance_length_untrimmed(records))
 
 
 ARM_METRICS = [
@@ -135,15 +135,15 @@ ARM_METRICS = [
     metrics.decode_step_s,
     metrics.draft_step_s,
     metrics.verify_step_s,
-    metrics.acceptance_length,
-    metrics.acceptance_length_request_mean,
-    metrics.acceptance_length_untrimmed,
-    metrics.acceptance_length_untrimmed_request_mean,
-    metrics.acceptance_rate,
-    metrics.acceptance_histogram,
-    metrics.acceptance_histogram_untrimmed,
-    metrics.acceptance_rate_per_position,
-    metrics.acceptance_rate_per_position_conditional,
+    acceptance_metrics.acceptance_length,
+    acceptance_metrics.acceptance_length_request_mean,
+    acceptance_metrics.acceptance_length_untrimmed,
+    acceptance_metrics.acceptance_length_untrimmed_request_mean,
+    acceptance_metrics.acceptance_rate,
+    acceptance_metrics.acceptance_histogram,
+    acceptance_metrics.acceptance_histogram_untrimmed,
+    acceptance_metrics.acceptance_rate_per_position,
+    acceptance_metrics.acceptance_rate_per_position_conditional,
     metrics.output_tokens_mean,
     metrics.peak_memory_bytes,
 ]
@@ -161,9 +161,9 @@ def test_only_completed_requests_enter_a_metric(reason):
     bad = drafted_record("c", 1, (0,) * 50, 3, 900, finish_reason=reason)
     for metric in (
         metrics.decode_tok_s,
-        metrics.acceptance_length,
+        acceptance_metrics.acceptance_length,
         metrics.ttft_s,
-        metrics.acceptance_histogram,
+        acceptance_metrics.acceptance_histogram,
     ):
         assert metric([good, bad]) == metric([good])
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made_up_run import drafted_record, plain_record
 
-from dflash.results import metrics, paired_metrics
+from dflash.results import acceptance_metrics, metrics, paired_metrics
 from dflash.results.paired_metrics import pair_units
 from dflash.results.records import RequestRecord
 
@@ -96,7 +96,7 @@ def test_break_even_times_speedup_is_the_acceptance_length():
     pairing = pair_units(baseline, arm)
     assert paired_metrics.break_even_acceptance_length(pairing) == pytest.approx(1.2)
     length = paired_metrics.speedup(pairing) * paired_metrics.break_even_acceptance_length(pairing)
-    assert length == pytest.approx(metrics.acceptance_length(arm))
+    assert length == pytest.approx(acceptance_metrics.acceptance_length(arm))
 
 
 def test_agreement_is_a_share_of_prompts():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_up_run import cell, dflash_arm, made_up_run, plain_record, with_difference, workload
 
-from dflash.results import metrics, paired_metrics
+from dflash.results import acceptance_metrics, paired_metrics
 from dflash.results.document import json_document
 from dflash.results.paired_metrics import pair_units
 from dflash.results.records import RequestRecord, RunInfo
@@ -39,7 +39,7 @@ def test_one_baseline_serves_every_arm():
     for summary in group.cells[1:]:
         pairing = pair_units(baseline, records_of(run, summary.cell.cell_id))
         assert summary.number("speedup") == paired_metrics.speedup(pairing)
-        assert summary.number("acceptance_length") == metrics.acceptance_length(summary.records)
+        assert summary.number("acceptance_length") == acceptance_metrics.acceptance_length(summary.records)
         assert summary.number("num_pairs") == 8
 
 
@@ -70,7 +70,7 @@ def test_categories_are_the_metrics_of_their_prompts_alone():
     math_records = [record for record in arm.records if record.category == "math"]
     baseline = [record for record in records_of(run, "quickstart-baseline") if record.category == "math"]
     category = arm.breakdowns.categories[2]
-    assert category.number("acceptance_length") == metrics.acceptance_length(math_records)
+    assert category.number("acceptance_length") == acceptance_metrics.acceptance_length(math_records)
     assert category.number("speedup") == paired_metrics.speedup(pair_units(baseline, math_records))
     assert category.num_completed == 3
 

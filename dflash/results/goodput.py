@@ -1,0 +1,79 @@
+"""Goodput: how many requests a second were answered within limits that a user sets (`--slo ttft:500ms,tpot:50ms`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dflash.errors import UsageError
+from dflash.results.metrics import busy_time_s
+from dflash.results.records import Cell, RequestRecord
+from dflash.results.request_metrics import (
+    Records,
+    completed,
+    num_decode_tokens,
+    request_e2el_from_due_s,
+    request_e2el_s,
+    request_tpot_s,
+    request_ttft_from_due_s,
+    request_ttft_s,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Limits in seconds; None: not limited. At least one is."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2el_s: float | None = None
+
+
+def slo_of(config: Mapping[str, Any]) -> Slo | None:
+    """The limits among a run's settings: `{"slo": {"ttft_s": 0.5, "tpot_s": 0.05}}`; None: no limit was set.
+
+    Raises:
+        UsageError: a limit of another name, or one that is no positive number.
+    """
+    limits = config.get("slo")
+    if not limits:
+        return None
+    names = [item.name for item in fields(Slo)]
+    if not isinstance(limits, Mapping) or not set(limits) <= set(names):
+        raise UsageError(f"the run's limits are {limits!r}", f"limits are named {', '.join(names)}")
+    known = {name: value for name, value in limits.items() if value is not None}
+    for name, value in known.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise UsageError(f"the run's limit {name} is {value!r}", "a limit is a number of seconds above 0")
+    return Slo(**known) if known else None
+
+
+def meets(cell: Cell, record: RequestRecord, slo: Slo) -> bool:
+    """Whether a request completed within every limit that is set.
+
+    In an open loop TTFT and E2EL count from when the request was due: a client that could not send it in time must
+    not make the server look better. An output without a decode token has no TPOT, and so keeps that limit. What was
+    not measured is not met.
+    """
+    if not record.completed:
+        return False
+    from_due = cell.workload.request_rate is not None
+    ttft = request_ttft_from_due_s(record) if from_due else request_ttft_s(record)
+    e2el = request_e2el_from_due_s(record) if from_due else request_e2el_s(record)
+    tpot = 0.0 if num_decode_tokens(record) == 0 else request_tpot_s(record)
+    limits = ((ttft, slo.ttft_s), (tpot, slo.tpot_s), (e2el, slo.e2el_s))
+    return all(limit is None or (value is not None and value <= limit) for value, limit in limits)
+
+
+def num_within_slo(cell: Cell, records: Records, slo: Slo | None) -> int | None:
+    """Completed requests that meet every limit; failed ones never do."""
+    if slo is None or not records:
+        return None
+    return sum(meets(cell, record, slo) for record in completed(records))
+
+
+def goodput_req_s(cell: Cell, records: Records, slo: Slo | None) -> float | None:
+    """Completed requests that meet every limit / busy time; None without limits."""
+    count, busy_s = num_within_slo(cell, records, slo), busy_time_s(records)
+    return None if count is None or busy_s is None else count / busy_s

@@ -1,0 +1,236 @@
+"""Are a cell's load and a server's own counters believable? Findings beside those of `verify.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dflash.results import acceptance_metrics, metrics
+from dflash.results.arrivals import Arrivals, least_peak_tok_s
+from dflash.results.finding import Finding, Severity, of, plural
+from dflash.results.formats import format_ms, format_percent
+from dflash.results.identities import check_throughput
+from dflash.results.load_metrics import LoadFacts
+from dflash.results.measured import Measured
+from dflash.results.records import Cell, RequestRecord
+from dflash.results.request_metrics import NS_PER_S
+from dflash.results.server_counters import COUNTER_WORDS, CountersVerdict, ServerCounts, cache_mark
+from dflash.results.verify import LOW_ACCEPTANCE_LENGTH
+
+MAX_LOOP_LAG_NS = 5_000_000
+MAX_QUEUE_SHARE = 0.05  # of TTFT from due
+
+
+def check_load(
+    cell: Cell, records: Sequence[RequestRecord], measured: Measured, facts: LoadFacts
+) -> tuple[Finding, ...]:
+    """Findings about one cell's chunk times, load and server; none that `check_cell` gives already.
+
+    Args:
+        measured: every metric of the cell.
+    """
+    peak, mean = measured.number("peak_output_tok_s"), measured.number("output_tok_s")
+    findings: list[Finding | None] = [
+        check_throughput(mean, peak, least_peak_tok_s(records)),
+        _contradicted_chunks(facts.arrivals, records),
+        _retried(records),
+        _queued(cell, measured),
+    ]
+    if facts.counts is not None:
+        findings += [
+            check_counters(facts.counts),
+            _not_covered(facts.counts),
+            _loop_lag(facts.counts),
+            _cached(measured, facts.counts),
+            _low_acceptance(cell, records, facts.counts),
+            _never_drafted(cell, records, facts.counts),
+        ]
+    return tuple(finding for finding in findings if finding is not None)
+
+
+def check_counters(counts: ServerCounts) -> Finding | None:
+    """Identity 6: what a server counted is what our own requests make; None where it is."""
+    if counts.verdict == "reconciled" or not counts.num_completed:
+        return None
+    severity, words = _COUNTER_SENTENCES[counts.verdict]
+    return Finding(f"counters_{counts.verdict}", severity, words(counts))
+
+
+def compared_words(counts: ServerCounts) -> str:
+    """`generation tokens 5,120 where our own requests make 4,096; …`: every counter that is not ours."""
+    return "; ".join(
+        f"{COUNTER_WORDS[item.name]} {item.server:,} where our own requests make {item.own:,}"
+        for item in counts.mismatches
+    )
+
+
+def _contaminated(counts: ServerCounts) -> str:
+    return (
+        f"Acceptance from the server's counters is contaminated: {compared_words(counts)}. Someone else used the "
+        "server in between."
+    )
+
+
+def _too_low(counts: ServerCounts) -> str:
+    return (
+        f"The server counted less than our own requests make ({compared_words(counts)}): its counters began anew in "
+        "between, belong to another server (--metrics-url), or are wrong. Acceptance from them is not to be trusted."
+    )
+
+
+def _unlike(counts: ServerCounts) -> str:
+    return (
+        f"The server's tokens and requests are our own, but its drafts are not what its own answers say: "
+        f"{compared_words(counts)}."
+    )
+
+
+def _not_checkable(counts: ServerCounts) -> str:
+    if counts.num_not_completed:
+        number = plural(counts.num_not_completed, "request")
+        why = f"{number} did not complete, and what the server made of them is in its counters"
+    elif counts.mismatches:
+        why = "a later process ran some requests again, and what they were before is in its counters"
+    else:
+        why = "it counts nothing that our own requests tell as well"
+    numbers = compared_words(counts)
+    return f"The server's counters are not checkable: {why}{f' ({numbers})' if numbers else ''}."
+
+
+def _unsettled(counts: ServerCounts) -> str:
+    return "The server's counters still moved when they were read for the last time" + _why(counts)
+
+
+def _reset(counts: ServerCounts) -> str:
+    number = sum(window.counters == "reset" for window in counts.windows)
+    return (
+        f"The server's counters began anew in {plural(number, 'block')} of load (of {len(counts.windows)}): it was "
+        f"restarted. What it counted there is not known{_why(counts)}"
+    )
+
+
+def _unreadable(counts: ServerCounts) -> str:
+    return "The server's counters could not be read, so nothing from them is known" + _why(counts)
+
+
+def _missing(counts: ServerCounts) -> str:
+    if not counts.windows:
+        return "No stretch of load came to its end, so the server's counters are not known."
+    return "The server shows no counters, so nothing from them is known" + _why(counts)
+
+
+def _why(counts: ServerCounts) -> str:
+    return f" ({'; '.join(counts.reasons)})." if counts.reasons else "."
+
+
+_COUNTER_SENTENCES: dict[CountersVerdict, tuple[Severity, Callable[[ServerCounts], str]]] = {
+    "contaminated": ("error", _contaminated),
+    "too_low": ("error", _too_low),
+    "unlike": ("error", _unlike),
+    "not_checkable": ("info", _not_checkable),
+    "unsettled": ("warning", _unsettled),
+    "reset": ("error", _reset),
+    "unreadable": ("warning", _unreadable),
+    "missing": ("info", _missing),
+}
+
+
+def _not_covered(counts: ServerCounts) -> Finding | None:
+    """Where counters stand for a part of the requests only."""
+    if not 0 < counts.num_covered < counts.num_completed:
+        return None
+    sentence = (
+        f"The server's counters stand for {counts.num_covered} of the {counts.num_completed} completed requests: in "
+        "the other stretches of load they are not known."
+    )
+    return Finding("counters_not_complete", "warning", sentence)
+
+
+def _loop_lag(counts: ServerCounts) -> Finding | None:
+    p99_ns, most_ns = counts.loop_lag_ns()
+    if max(p99_ns or 0, most_ns or 0) <= MAX_LOOP_LAG_NS:
+        return None
+    p99, most = (format_ms(None if lag is None else lag / NS_PER_S) for lag in (p99_ns, most_ns))
+    sentence = (
+        f"This process read answers late: its event loop woke up to {most} ms late (p99 {p99} ms), more than "
+        f"{format_ms(MAX_LOOP_LAG_NS / NS_PER_S)} ms. Latencies here are inflated by that: use a lower concurrency or "
+        "a machine with free cores."
+    )
+    return Finding("event_loop_lag", "warning", sentence)
+
+
+def _cached(measured: Measured, counts: ServerCounts) -> Finding | None:
+    share = measured.number("cached_prompt_share")
+    mark = cache_mark(share, counts.prefix_cache)
+    if mark == "cached":
+        sentence = (
+            f"{format_percent(share)} of the prompt tokens came from the server's prefix cache: TTFT is not that of "
+            "new prompts."
+        )
+        return Finding("prompts_cached", "warning", sentence)
+    if mark == "cache_unknown":
+        sentence = (
+            "Nobody knows whether prompts came from the server's prefix cache: it could not be emptied, and answers "
+            "do not tell. TTFT may be that of prompts seen before."
+        )
+        return Finding("prefix_cache_unknown", "warning", sentence)
+    return None
+
+
+def _contradicted_chunks(arrivals: Arrivals, records: Sequence[RequestRecord]) -> Finding | None:
+    count = arrivals.num_contradicted
+    if not count:
+        return None
+    sentence = (
+        f"In {of(count, len(metrics.completed(records)))} the chunks hold more tokens than the usage counts."
+    )
+    return Finding("chunks_do_not_add_up", "error", sentence)
+
+
+def _retried(records: Sequence[RequestRecord]) -> Finding | None:
+    refusals = metrics.num_retries(records)
+    if not refusals:
+        return None
+    count = sum(record.num_retries > 0 for record in records)
+    sentence = (
+        f"{of(count, len(records))} were refused at first ({plural(refusals, 'refusal')}): the time until the server "
+        "took them is part of their TTFT and E2EL."
+    )
+    return Finding("retried_requests", "warning", sentence)
+
+
+def _queued(cell: Cell, measured: Measured) -> Finding | None:
+    """Coordinated omission: a client that sends late must say so."""
+    queue, from_due = measured.number("queue_s"), measured.number("ttft_from_due_s")
+    if cell.workload.request_rate is None or queue is None or not from_due:
+        return None
+    if queue <= MAX_QUEUE_SHARE * from_due:
+        return None
+    sentence = (
+        f"Requests were sent {format_ms(queue)} ms after they were due on average (p99 "
+        f"{format_ms(measured.number('queue_s_p99'))} ms): the load is above what the server or --concurrency takes. "
+        "Read TTFT from due, which counts that time."
+    )
+    return Finding("requests_queued", "warning", sentence)
+
+
+def _low_acceptance(cell: Cell, records: Sequence[RequestRecord], counts: ServerCounts) -> Finding | None:
+    """Where the requests do not tell; what they tell is in `check_cell`."""
+    length = counts.acceptance_length_untrimmed() or counts.acceptance_length()
+    is_told = acceptance_metrics.acceptance_length(records) is not None
+    if cell.arm.is_baseline or is_told or length is None or length >= LOW_ACCEPTANCE_LENGTH:
+        return None
+    sentence = (
+        f"The acceptance length, by the server's counters, is {length:.2f}: the draft gives next to nothing. Check "
+        "that it was made for this target, its quantisation, and the prompt template."
+    )
+    return Finding("low_acceptance_length", "warning", sentence)
+
+
+def _never_drafted(cell: Cell, records: Sequence[RequestRecord], counts: ServerCounts) -> Finding | None:
+    drafts = [counts.total("num_drafts")]
+    drafts += [record.num_verify_steps for record in metrics.completed(records)]
+    known = [number for number in drafts if number is not None]
+    if cell.arm.is_baseline or not known or any(known):
+        return None
+    sentence = "Not one step had a draft: this arm decoded plainly, and says nothing about drafting."
+    return Finding("never_drafted", "warning", sentence)

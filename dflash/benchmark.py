@@ -5,19 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dflash.arguments import benchmark_command, parse_benchmark_arguments
-from dflash.command_line import exit_code_of, report_error, run_verb
+from dflash.command_line import (
+    STANDARD_OUTPUT,
+    check_json_file,
+    exit_code_of,
+    report_error,
+    run_verb,
+    write_json,
+)
 from dflash.config import ARM_NAMES, BenchmarkConfig
-from dflash.errors import EXIT_DONE, UsageError
+from dflash.errors import EXIT_DONE
 
 if TYPE_CHECKING:
     from dflash.results.store import Run
     from dflash.runner import Outcome
-
-STANDARD_OUTPUT = "-"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +36,7 @@ def _benchmark(argv: Sequence[str]) -> int:
 
         print("\n".join(plan_lines(config)))
         return EXIT_DONE
-    _check_json_file(config)
+    check_json_file(config.json_file)
     from dflash.interrupts import Interrupts
     from dflash.progress import make_progress
     from dflash.recorder import Invocation
@@ -54,14 +58,6 @@ def _benchmark(argv: Sequence[str]) -> int:
     return exit_code
 
 
-def _check_json_file(config: BenchmarkConfig) -> None:
-    if config.json_file in (None, STANDARD_OUTPUT):
-        return
-    folder = Path(str(config.json_file)).parent
-    if not folder.is_dir():
-        raise UsageError(f"--json: there is no folder {folder}", "name a file in a folder that exists")
-
-
 def _report(config: BenchmarkConfig, run: Run, exit_code: int) -> None:
     from dflash.results.report_files import write_report
     from dflash.results.summary import summarise_run
@@ -78,19 +74,7 @@ def _report(config: BenchmarkConfig, run: Run, exit_code: int) -> None:
     if config.json_file is not None:
         from dflash.results.document import json_document
 
-        _write_json(config.json_file, json_document(run, summary, exit_code))
-
-
-def _write_json(json_file: str, document: object) -> None:
-    import json
-
-    from dflash.results.atomic_file import write_file
-
-    text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    if json_file == STANDARD_OUTPUT:
-        sys.stdout.write(text)
-    else:
-        write_file(Path(json_file), text.encode())
+        write_json(config.json_file, json_document(run, summary, exit_code))
 
 
 def _report_end(config: BenchmarkConfig, outcome: Outcome) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
+from pathlib import Path
 
 from dflash.errors import (
     EXIT_DONE,
@@ -14,9 +15,11 @@ from dflash.errors import (
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
     DFlashError,
+    UsageError,
 )
 
 DEBUG_VARIABLE = "DFLASH_DEBUG"
+STANDARD_OUTPUT = "-"  # as the name of a file that a verb writes
 
 
 def run_verb(work: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
@@ -68,6 +71,50 @@ def error_line(error: BaseException) -> str:
             f"set {DEBUG_VARIABLE}=1 to see the traceback)"
         )
     return f"error: {one_line(text)}"
+
+
+def check_json_file(json_file: str | None) -> None:
+    """Refuse a --json file that could not be written, before anything is done.
+
+    Raises:
+        UsageError: its folder is not there, or it is a folder itself.
+    """
+    if json_file is None or json_file == STANDARD_OUTPUT:
+        return
+    if not json_file:
+        raise UsageError("--json is empty", "give a file, or - for standard output")
+    path = Path(json_file)
+    if path.is_dir():
+        raise UsageError(f"--json: {path} is a folder", "name a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"--json: there is no folder {path.parent}", "name a file in a folder that exists")
+
+
+def write_json(json_file: str | None, document: object) -> None:
+    """Write `document` to a file, whole or not at all, or to standard output; None: nowhere.
+
+    Only ASCII is written, so that no terminal's encoding can lose a character.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if json_file is None:
+        return
+    import json
+
+    from dflash.results.atomic_file import write_file
+
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    if json_file == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        return
+    try:
+        write_file(Path(json_file), text.encode())
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {json_file} ({error.strerror or error})",
+            "name a file in a folder that can be written",
+        ) from error
 
 
 def one_line(text: str) -> str:

@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash.command_line import error_line, report_error, run_verb
+from dflash.command_line import (
+    STANDARD_OUTPUT,
+    check_json_file,
+    error_line,
+    report_error,
+    run_verb,
+    write_json,
+)
 from dflash.data_arguments import build_parser, show_config
 from dflash.errors import EXIT_DONE, EXIT_UNAVAILABLE, DFlashError, RequestError, UsageError
 
@@ -20,7 +27,6 @@ if TYPE_CHECKING:
     from dflash.datasets.spec import DatasetSpec
     from dflash.prompts import Prompt, PromptSet
 
-STANDARD_OUTPUT = "-"
 QUICKSTART = "quickstart"  # as --model: the target of the first run
 
 Work = Callable[["DatasetSpec", Callable[[str], None]], "StoredDataset | None"]
@@ -33,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _data(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(list(argv))
-    _check_json_file(options.json_file)
+    check_json_file(options.json_file)
     actions: dict[str, Callable[[argparse.Namespace], int]] = {
         "list": _list,
         "fetch": _fetch,
@@ -54,7 +60,7 @@ def _list(options: argparse.Namespace) -> int:
     if options.json_file != STANDARD_OUTPUT:
         print(catalogue_text(documents, shutil.get_terminal_size().columns))
         print("\n".join(("", *notes, f"The cache is {cache}.")))
-    _write_json(options.json_file, documents, EXIT_DONE, notes)
+    write_json(options.json_file, _document(documents, EXIT_DONE, notes))
     return EXIT_DONE
 
 
@@ -132,7 +138,7 @@ def _each(options: argparse.Namespace, specs: Sequence[DatasetSpec], work: Work,
             codes.add(report_error(error))
             documents.append(dataset_document(spec, None, error_line(error).removeprefix("error: ")))
     exit_code = EXIT_UNAVAILABLE if EXIT_UNAVAILABLE in codes else max(codes, default=EXIT_DONE)
-    _write_json(options.json_file, documents, exit_code, notes)
+    write_json(options.json_file, _document(documents, exit_code, notes))
     return exit_code
 
 
@@ -145,7 +151,9 @@ def _show(options: argparse.Namespace) -> int:
     rendering = None if tokenizer is None else _render(tokenizer, config, prompts)
     if options.json_file != STANDARD_OUTPUT:
         print(prompts_text(prompt_set, prompts, rendering))
-    _write_json(options.json_file, [prompts_document(prompt_set, prompts, rendering)], EXIT_DONE, ())
+    write_json(
+        options.json_file, _document([prompts_document(prompt_set, prompts, rendering)], EXIT_DONE, ())
+    )
     return EXIT_DONE
 
 
@@ -268,33 +276,8 @@ def _say(options: argparse.Namespace, line: str) -> None:
         print(line, flush=True)
 
 
-def _check_json_file(json_file: str | None) -> None:
-    """Refuse a place that cannot be written before anything is fetched."""
-    if json_file == "":
-        raise UsageError("--json is empty", "give a file, or - for standard output")
-    if json_file in (None, STANDARD_OUTPUT):
-        return
-    folder = Path(str(json_file)).parent
-    if not folder.is_dir():
-        raise UsageError(f"--json: there is no folder {folder}", "name a file in a folder that exists")
-
-
-def _write_json(
-    json_file: str | None, documents: Sequence[dict[str, Any]], exit_code: int, notes: Sequence[str]
-) -> None:
-    if json_file is None:
-        return
-    import json
-
-    from dflash.results.atomic_file import write_file
-
-    document = {"exit_code": exit_code, "notes": list(notes), "datasets": documents}
-    # Only ASCII: what a terminal would obey stays an escape, and no terminal's encoding loses a character.
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    if json_file == STANDARD_OUTPUT:
-        sys.stdout.write(text)
-    else:
-        write_file(Path(json_file), text.encode())
+def _document(documents: Sequence[dict[str, Any]], exit_code: int, notes: Sequence[str]) -> dict[str, Any]:
+    return {"exit_code": exit_code, "notes": list(notes), "datasets": documents}
 
 
 if __name__ == "__main__":

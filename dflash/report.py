@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash.arguments import OneLineParser
-from dflash.command_line import run_verb
+from dflash.command_line import STANDARD_OUTPUT, check_json_file, run_verb, write_json
 from dflash.errors import EXIT_DONE, UsageError
 
 if TYPE_CHECKING:
     from dflash.results.store import Run
     from dflash.results.summary import RunSummary
-
-STANDARD_OUTPUT = "-"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(list(argv))
+    check_json_file(options.json_file)
     _render(options.runs, options.json_file, options.quiet)
     return EXIT_DONE
 
@@ -65,28 +63,15 @@ def _render(folders: Sequence[Path], json_file: str | None, quiet: bool) -> None
             print_summary(run, summary)
             print(f"Report: {paths[0]}")
     if json_file is not None:
-        _write_json(runs, summaries, json_file)
+        write_json(json_file, _document(runs, summaries))
 
 
-def _write_json(runs: Sequence[Run], summaries: Sequence[RunSummary], json_file: str) -> None:
+def _document(runs: Sequence[Run], summaries: Sequence[RunSummary]) -> dict[str, Any]:
     """One run: its document. Several: `{"exit_code", "runs": [document, ...]}`."""
-    from dflash.results.atomic_file import write_file
     from dflash.results.document import json_document
 
     documents = [json_document(run, summary, EXIT_DONE) for run, summary in zip(runs, summaries, strict=True)]
-    document: dict[str, Any] = (
-        documents[0] if len(documents) == 1 else {"exit_code": EXIT_DONE, "runs": documents}
-    )
-    text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    if json_file == STANDARD_OUTPUT:
-        sys.stdout.write(text)
-        return
-    try:
-        write_file(Path(json_file), text.encode())
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {json_file}: {error}", "name a file in a folder that exists"
-        ) from error
+    return documents[0] if len(documents) == 1 else {"exit_code": EXIT_DONE, "runs": documents}
 
 
 if __name__ == "__main__":

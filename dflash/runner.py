@@ -116,6 +116,7 @@ def backend_settings(config: BenchmarkConfig) -> BackendSettings:
         attn_implementation=config.attn_implementation,
         trust_remote_code=config.trust_remote_code,
         force_block_size=config.force_block_size,
+        reasoning=config.reasoning,
         script=config.script,
     )
 

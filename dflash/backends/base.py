@@ -127,6 +127,7 @@ class BackendSettings:
     force_block_size: bool = False  # allow a block larger than the draft was trained for
     endpoints: tuple[Endpoint, ...] = ()  # empty: the engine's own port on this machine
     block_size: int | None = None  # of a server: only compared with what it says
+    reasoning: str = "off"  # that will be asked for
     route: str = "chat"  # or "completions", "generate" (SGLang's own)
     timeouts: RequestTimeouts = RequestTimeouts()
     api_key: str | None = field(default=None, repr=False)

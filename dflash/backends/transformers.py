@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from dflash import quickstart
 from dflash.acceptance import EQUALITY_RULE
@@ -21,7 +21,13 @@ from dflash.backends.base import (
     Generation,
     GenerationRequest,
 )
-from dflash.backends.chat_template import render_prompt, stop_token_ids
+from dflash.backends.chat_template import (
+    find_chat_template,
+    load_tokenizer,
+    reasoning_arguments,
+    render_prompt,
+    stop_token_ids,
+)
 from dflash.backends.memory import PeakMemory
 from dflash.decoding import Decoded, OnTokens, dflash_generate, plain_generate
 from dflash.draft_config import check_block_size, check_target
@@ -59,8 +65,12 @@ class TransformersBackend:
                 if arm.block_size is not None:
                     check_block_size(draft_config, arm.block_size, force=self._settings.force_block_size)
         location = str(quickstart_target()) if is_quickstart else str(self._settings.model)
+        if location.startswith(("/", ".", "~")) and not Path(location).expanduser().is_dir():
+            raise ModelError(
+                f"target {location!r} is no folder", "name a folder with config.json and safetensors"
+            )
+        self._tokenizer = self._load_tokenizer(location)
         model = self._load_target(location, device)
-        self._tokenizer = _load_tokenizer(location, trust_remote_code=self._settings.trust_remote_code)
         self._target = Target(model)
         self._stop_token_ids = stop_token_ids(model, self._tokenizer)
         if draft_folder is not None:
@@ -76,15 +86,19 @@ class TransformersBackend:
             )
         return quickstart.DRAFT_FOLDER if named is None else find_checkpoint(named)
 
+    def _load_tokenizer(self, location: str) -> Any:
+        """The tokenizer; what its chat template does not know is said before a large target is loaded."""
+        tokenizer = load_tokenizer(location, trust_remote_code=self._settings.trust_remote_code)
+        template = find_chat_template(tokenizer)
+        if template is not None:
+            reasoning_arguments(template, self._settings.reasoning)
+        return tokenizer
+
     def _load_target(self, location: str, device: torch.device) -> Any:
         dtype = self._settings.dtype
         if dtype is not None and dtype not in DTYPES:
             raise UsageError(f"dtype {dtype!r} is not known", f"choose one of {', '.join(DTYPES)}")
         wanted: Any = DTYPES[dtype] if dtype else torch.float32 if device.type == "cpu" else "auto"
-        if location.startswith(("/", ".", "~")) and not Path(location).expanduser().is_dir():
-            raise ModelError(
-                f"target {location!r} is no folder", "name a folder with config.json and safetensors"
-            )
         options: dict[str, Any] = {"dtype": wanted, "trust_remote_code": self._settings.trust_remote_code}
         if self._settings.attn_implementation:
             options["attn_implementation"] = self._settings.attn_implementation
@@ -298,16 +312,6 @@ def folder_revision(folder: Path) -> str:
             stream.seek(max(0, size - SAMPLE_BYTES))
             digest.update(stream.read(SAMPLE_BYTES))
     return digest.hexdigest()[:16]
-
-
-def _load_tokenizer(location: str, *, trust_remote_code: bool) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ModelError(
-            f"the tokenizer of {location!r} cannot be loaded ({_first_line(error)})",
-            "name a folder or id that has one",
-        ) from error
 
 
 def _device(name: str | None) -> torch.device:

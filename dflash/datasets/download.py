@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import http.client
 import shutil
-import ssl
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from dflash.datasets.catalogue import LARGE_BYTES
 from dflash.errors import UnavailableError
+
+if TYPE_CHECKING:
+    import urllib.request
+
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REACH_TIMEOUT_S = 4.0  # to connect and to answer a request for nothing
@@ -58,6 +58,10 @@ def download(url: str, target: Path, *, sha256: str | None, num_bytes: int | Non
         UnavailableError: it cannot be reached, ends early, or is another file than that of the digest.
         OSError: `target` cannot be written.
     """
+    import http.client
+    import urllib.error
+    import urllib.request
+
     label = f"{Path(unquote(urlsplit(url).path)).name} of {urlsplit(url).netloc}"
     if fault := find_unreachable(url):
         raise UnavailableError(f"{label} cannot be reached ({fault})")
@@ -139,17 +143,23 @@ def reason_of(error: BaseException) -> str:
     return " ".join(str(text).split())[:300] or type(error).__name__
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *arguments: Any, **options: Any) -> None:
-        return None
-
-
 def _request(url: str, method: str = "GET") -> urllib.request.Request:
+    import urllib.request
+
     return urllib.request.Request(url, method=method, headers={"User-Agent": "dflash"})
 
 
 def _ask(url: str) -> str | None:
-    opener = urllib.request.build_opener(_NoRedirect)
+    import http.client
+    import ssl
+    import urllib.error
+    import urllib.request
+
+    class NoRedirect(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *arguments: Any, **options: Any) -> None:
+            return None
+
+    opener = urllib.request.build_opener(NoRedirect)
     try:
         opener.open(_request(url, "HEAD"), timeout=REACH_TIMEOUT_S).close()
     except urllib.error.HTTPError as error:

@@ -38,7 +38,13 @@ from dflash.backends.openai_server import (
 )
 from dflash.backends.prometheus import MAX_WAIT_S, QUIET_S
 from dflash.backends.vllm_arms import check_alike, check_reasoning, complete_arm, describe
-from dflash.backends.vllm_server import HOW_TO_START, NOT_OFFERED, VllmServer, inspect_server
+from dflash.backends.vllm_server import (
+    ANSWER_TIMEOUT_S,
+    HOW_TO_START,
+    NOT_OFFERED,
+    VllmServer,
+    inspect_server,
+)
 from dflash.errors import RequestError, UnavailableError, UsageError
 from dflash.results.records import Arm, PrefixCacheState
 
@@ -131,7 +137,7 @@ class VllmBackend:
         """
         live = self._find(arm)
         try:
-            await live.client.fetch("GET", "/health", retry=False)
+            await live.client.fetch("GET", "/health", timeout_s=ANSWER_TIMEOUT_S, retry=False)
         except RequestError as error:
             _raise_if_gone(error, live.server.url)
         live.prefix_cache = await self._reset_prefix_cache(live)
@@ -156,18 +162,15 @@ class VllmBackend:
     async def _open_one(self, arm: Arm, endpoint: Endpoint) -> None:
         settings = self._settings
         client = open_client(settings, endpoint.url)
+        counters = CountersWindow(
+            client, settings, endpoint.metrics_url, quiet_s=self._quiet_s, max_wait_s=self._max_wait_s
+        )
         try:
-            counters = CountersWindow(
-                client,
-                settings,
-                endpoint.metrics_url,
-                quiet_s=self._quiet_s,
-                max_wait_s=self._max_wait_s,
-            )
             server = await inspect_server(client, counters, settings)
             check_reasoning(server, settings.reasoning)
             arm = complete_arm(arm, server, settings.block_size)
         except BaseException:
+            await counters.aclose()
             await client.aclose()
             raise
         self._live.append(_Live(client, counters, server, arm))
@@ -186,7 +189,9 @@ class VllmBackend:
         deadline = time.monotonic() + self._max_wait_s
         while True:
             try:
-                answer = await live.client.fetch("POST", "/reset_prefix_cache", retry=False)
+                answer = await live.client.fetch(
+                    "POST", "/reset_prefix_cache", timeout_s=ANSWER_TIMEOUT_S, retry=False
+                )
                 document = answer.document() if answer.body.strip() else {}
             except RequestError as error:
                 if error.kind not in NOT_OFFERED:
@@ -200,7 +205,12 @@ class VllmBackend:
 
 
 def count_decode_steps(record: ChatStreamRecord, *, drafts: bool | None, skips_drafts: bool) -> int | None:
-    """Target forwards after the prefill that delivered a token; None where they were not counted."""
+    """Target forwards after the prefill that delivered a token; None where they were not counted.
+
+    Args:
+        drafts: whether the server drafts; None: not known.
+        skips_drafts: whether its method proposes nothing at some steps.
+    """
     if drafts is False:
         # Without drafts a target forward delivers one token and no more: the tokens after the prefill's are its count.
         return max(record.num_output_tokens - 1, 0)

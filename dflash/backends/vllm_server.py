@@ -33,7 +33,7 @@ HOW_TO_START = (
 )
 PROBE_TEXT = "Repeat this line: one two three one two three one two three"
 PROBE_TOKENS = 8
-START_TIMEOUT_S = 30.0  # for an answer that takes no tokens; /server_info looks at the machine first
+ANSWER_TIMEOUT_S = 30.0  # for an answer that takes no tokens; /server_info looks at the machine first
 NOT_OFFERED = ("http_404", "http_405", "http_501")
 
 
@@ -123,7 +123,7 @@ def release_of(version: str | None) -> tuple[int, ...] | None:
 
 async def _check_health(client: HttpClient, url: str) -> None:
     try:
-        await client.fetch("GET", "/health", timeout_s=START_TIMEOUT_S, retry=False)
+        await client.fetch("GET", "/health", timeout_s=ANSWER_TIMEOUT_S, retry=False)
     except RequestError as error:
         if error.kind in NOT_OFFERED:
             return  # a gateway that passes only /v1 on
@@ -135,7 +135,7 @@ async def _check_health(client: HttpClient, url: str) -> None:
 async def _get(client: HttpClient, path: str) -> Mapping[str, Any]:
     """A JSON object; an empty one where the server does not offer it."""
     try:
-        return _mapping(await client.get_json(path, timeout_s=START_TIMEOUT_S, retry=False))
+        return _mapping(await client.get_json(path, timeout_s=ANSWER_TIMEOUT_S, retry=False))
     except RequestError as error:
         if error.kind in (*NOT_OFFERED, "bad_answer") or error.kind.startswith("http_5"):
             return {}

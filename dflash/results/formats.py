@@ -98,6 +98,18 @@ def format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or UNKNOWN
 
 
+def format_cache_mark(mark: str | None, share: float | None) -> str:
+    """`cached (40.0 %)`, `cached` of a part whose share is not known, `cache unknown`, or nothing: beside a TTFT."""
+    if mark != "cached":
+        return "" if mark is None else "cache unknown"
+    return "cached" if share is None else f"cached ({format_percent(share)})"
+
+
+def format_limit(seconds: float) -> str:
+    """A limit in words: `500 ms`, `2 s`."""
+    return f"{seconds:g} s" if seconds >= 1 else f"{to_ms(seconds):g} ms"
+
+
 def plain_text(text: str) -> str:
     """Text from a model, a server or a file as one line without control characters."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from dflash.results import markdown_acceptance, markdown_breakdowns
+from dflash.results import markdown_acceptance, markdown_breakdowns, markdown_server
 from dflash.results import markdown_sections as sections
 from dflash.results.formats import UNKNOWN, format_number, format_times
 from dflash.results.markdown_scores import task_scores
 from dflash.results.markdown_text import code_block, escape, table
 from dflash.results.records import RunInfo
 from dflash.results.store import Run
-from dflash.results.summary import Group, RunSummary
+from dflash.results.summary import Average, Group, RunSummary
 from dflash.results.tables import finding_lines, group_title, headline, target_line
 
 METHODOLOGY = "../../METHODOLOGY.md"
@@ -41,9 +41,36 @@ MEANINGS = {
     "output ratio": "arm output tokens / baseline output tokens, over requests completed in both",
     "acceptance rate": "accepted draft tokens / drafted tokens, pooled, untrimmed; not the acceptance length",
     "B, B-1": "tokens in one verify forward: 1 anchor that is already known, and B-1 draft tokens",
+    "output throughput": "output tokens / time with a request in flight (`output_tok_s`): of the whole server",
+    "steady": "while the set number of requests was in flight (`steady_output_tok_s`, `steady_decode_tok_s`)",
+    "peak": "most tokens that arrived in 1 s, every chunk with its tokens (`peak_output_tok_s`)",
+    "throughput speedup": "arm output throughput / baseline output throughput (`throughput_speedup`); closed loop only",
+    "ICL": "gap between chunks that carry tokens (`icl_s`); a chunk may carry several: no time per token",
+    "TTFT from due": "from when the load wanted it sent to its first token (`ttft_from_due_s`); open loop only",
+    "goodput": "completed requests a second that keep every limit (`goodput_req_s`); failed ones never do",
+    "cached": "share of the prompt tokens that came from the server's prefix cache (`cached_prompt_share`)",
+    "by counters": "acceptance from the server's own counters (`acceptance_length_untrimmed_counters`, "
+    "`acceptance_length_counters`)",
+    "loop lag": "how late this process's event loop woke up (`loop_lag_p99_s`, `loop_lag_max_s`)",
     "[low, high]": "95 % percentile bootstrap over prompts (2,000 resamples, seed 0, one draw for both); "
     "it covers the choice of prompts, not restarts of the engine",
 }
+
+# Figures that only arms on servers have.
+SERVER_FIGURES = frozenset(
+    (
+        "output throughput",
+        "steady",
+        "peak",
+        "throughput speedup",
+        "ICL",
+        "TTFT from due",
+        "goodput",
+        "cached",
+        "by counters",
+        "loop lag",
+    )
+)
 
 
 def render_report(run: Run, summary: RunSummary, pictures: Sequence[Path] = ()) -> str:
@@ -51,9 +78,17 @@ def render_report(run: Run, summary: RunSummary, pictures: Sequence[Path] = ()) 
     names = {Path(picture).name for picture in pictures}
     parts = [f"# {escape(run.info.name)}", *_answer(run.info, summary)]
     parts += _section("Speed", summary, sections.speed, names, ("speedup.png", "decode_speed.png"))
+    servers = replace(summary, groups=summary.server_groups)
+    if servers.groups:
+        parts += ["## Concurrency", *markdown_server.concurrency(servers.groups)]
+        for title, render, words in markdown_server.sections(summary.slo):
+            parts += _section(title, servers, render, names, (), words)
     if summary.averages:
         parts += _averages(summary)
     parts += _section("Acceptance", summary, markdown_acceptance.acceptance, names, ())
+    if servers.groups:
+        words = markdown_server.COUNTERS_WORDS
+        parts += _section("Server counters", servers, markdown_server.counters, names, (), words)
     parts += _section(
         "Histogram and positions",
         summary,
@@ -71,7 +106,7 @@ def render_report(run: Run, summary: RunSummary, pictures: Sequence[Path] = ()) 
     parts += _section("By turn", summary, markdown_breakdowns.turns, names, ())
     parts += _section("Errors", summary, sections.errors, names, ())
     parts += ["## Findings", *_findings(summary)]
-    parts += ["## What the numbers mean", *_meanings()]
+    parts += ["## What the numbers mean", *_meanings(bool(servers.groups))]
     parts += ["## Machine and versions", *_settings(run.info.environment, "No fingerprint was recorded.")]
     parts += ["## Settings", *_settings(run.info.config, "No settings were recorded.")]
     parts += _datasets(run.info)
@@ -101,8 +136,10 @@ def _section(
     render: Callable[[Group], list[str]],
     names: set[str],
     pictures: Iterable[str],
+    words: str = "",
 ) -> list[str]:
-    parts = [f"## {title}"]
+    """Args: words: what holds for every group, said once."""
+    parts = [f"## {title}", *([words] if words else [])]
     for group in summary.groups:
         body = render(group)
         if len(summary.groups) > 1:
@@ -122,7 +159,7 @@ def _averages(summary: RunSummary) -> list[str]:
         [
             escape(average.arm_label),
             escape(average.backend),
-            str(average.concurrency),
+            _load_of(average),
             str(average.num_datasets),
             format_times(average.speedup),
             format_number(average.acceptance_length),
@@ -140,6 +177,11 @@ def _averages(summary: RunSummary) -> list[str]:
     return ["## Averages over data sets", table(header, rows)]
 
 
+def _load_of(average: Average) -> str:
+    rate = average.request_rate
+    return str(average.concurrency) if rate is None else f"{rate:g} requests/s"
+
+
 def _findings(summary: RunSummary) -> list[str]:
     lines = []
     for group in summary.groups:
@@ -154,8 +196,12 @@ def _findings(summary: RunSummary) -> list[str]:
     return ["\n".join(lines) or "None: every identity holds and nothing needs a warning."]
 
 
-def _meanings() -> list[str]:
-    rows = [[f"**{name}**", meaning] for name, meaning in MEANINGS.items()]
+def _meanings(on_server: bool) -> list[str]:
+    rows = [
+        [f"**{name}**", meaning]
+        for name, meaning in MEANINGS.items()
+        if on_server or name not in SERVER_FIGURES
+    ]
     return [
         table(["figure", "definition"], rows, num_left=2),
         f"How each is measured, and its traps: [METHODOLOGY.md]({METHODOLOGY}).",

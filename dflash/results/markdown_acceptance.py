@@ -14,6 +14,7 @@ from dflash.results.formats import (
     format_with_bounds,
 )
 from dflash.results.markdown_text import bullets, escape, table
+from dflash.results.output_comparison import Basis
 from dflash.results.records import DifferenceRecord
 from dflash.results.summary import CellSummary, Group
 from dflash.results.verify_pair import is_near_tie, near_tie_logit_gap
@@ -115,6 +116,8 @@ def agreement(group: Group) -> list[str]:
             lines.append(f"**{label}**: every compared output equals the baseline's.")
         else:
             lines.append(f"**{label}**: {format_agreement(value)} of the prompts give the baseline's output.")
+        if cell.agreement_basis and value is not None:
+            lines[-1] += f" {_basis_words(cell)}"
         rows += [
             [label, *_difference_row(difference, cell.cell.workload.dtype)] for difference in cell.differences
         ]
@@ -140,7 +143,41 @@ def agreement(group: Group) -> list[str]:
             "rounding can turn; above, a fault."
         )
         parts += [table(header, rows, num_left=2), escape(words)]
-    return parts
+    return parts + _text_differences(cells)
+
+
+_BASIS_WORDS: dict[Basis, str] = {
+    "ids": "by token ids",
+    "text": "by text (ids are not known of both; other tokens may read the same)",
+    "unknown": "by a digest of which nobody knows what it is of (outputs were not saved)",
+}
+
+
+def _basis_words(cell: CellSummary) -> str:
+    """By what outputs of servers were compared."""
+    found = [f"{count} {_BASIS_WORDS[basis]}" for basis, count in sorted(cell.agreement_basis.items())]
+    return f"Compared: {', '.join(found)}."
+
+
+def _text_differences(cells: Sequence[CellSummary]) -> list[str]:
+    """Where texts first differ, of outputs without ids on either side."""
+    rows = [
+        [
+            escape(cell.cell.arm.label),
+            escape(difference.prompt_id),
+            str(difference.turn),
+            str(difference.repeat),
+            str(difference.position),
+            escape(difference.baseline_text or "(ended)"),
+            escape(difference.arm_text or "(ended)"),
+        ]
+        for cell in cells
+        for difference in cell.text_differences
+    ]
+    if not rows:
+        return []
+    header = ["arm", "prompt", "turn", "repeat", "character", "baseline goes on", "arm goes on"]
+    return ["First differing character of outputs compared by text:", table(header, rows, num_left=2)]
 
 
 def _difference_row(difference: DifferenceRecord, dtype: str) -> list[str]:

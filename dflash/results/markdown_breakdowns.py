@@ -12,6 +12,7 @@ from dflash.results.breakdowns import (
     prompt_length_bucket,
 )
 from dflash.results.formats import (
+    format_cache_mark,
     format_ms,
     format_number,
     format_percent,
@@ -82,7 +83,7 @@ def _row(cell: CellSummary, part: PartSummary) -> list[str]:
         format_speedup(part.interval("speedup")),
         format_rate(part.number("decode_tok_s")),
         format_with_bounds(part.interval("acceptance_length")),
-        format_ms(part.number("ttft_s")),
+        f"{format_ms(part.number('ttft_s'))} {format_cache_mark(cell.cache_mark, None)}".strip(),
         format_percent(part.number("agreement")),
         format_number(part.number("output_tokens_mean"), 1),
     ]

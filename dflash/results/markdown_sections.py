@@ -6,6 +6,7 @@ from dflash.results import request_metrics
 from dflash.results.formats import (
     UNKNOWN,
     format_agreement,
+    format_cache_mark,
     format_count,
     format_counts,
     format_mib,
@@ -62,7 +63,7 @@ def _speed_row(group: Group, cell: CellSummary) -> list[str]:
         paired if cell.interval("e2el_speedup") is None else format_speedup(cell.interval("e2el_speedup")),
         format_with_bounds(cell.interval("decode_tok_s"), 1),
         "-" if is_baseline else format_rate(None if baseline is None else baseline.number("decode_tok_s")),
-        format_ms(cell.number("ttft_s")),
+        _ttft(cell),
         format_ms(cell.number("tpot_s")),
         format_ms(cell.number("decode_step_s")),
         format_with_bounds(cell.interval("acceptance_length")),
@@ -70,8 +71,15 @@ def _speed_row(group: Group, cell: CellSummary) -> list[str]:
         "-" if is_baseline else format_number(cell.number("break_even_acceptance_length")),
         "-" if is_baseline else format_agreement(cell.interval("agreement")),
         "-" if is_baseline else format_number(cell.number("output_length_ratio")),
-        f"{cell.num_completed} of {len(cell.records)}",
+        f"{cell.num_completed} of {len(cell.records)}"
+        + (f", {cell.num_failed} failed" if cell.num_failed else ""),
     ]
+
+
+def _ttft(cell: CellSummary) -> str:
+    """With what must stand beside it: that prompts came from the prefix cache, or that nobody knows."""
+    mark = format_cache_mark(cell.cache_mark, cell.number("cached_prompt_share"))
+    return f"{format_ms(cell.number('ttft_s'))} {mark}".strip()
 
 
 def _speed_notes(group: Group) -> list[str]:
@@ -160,7 +168,9 @@ def step_time(group: Group) -> list[str]:
         tails = [
             cell.number(f"{name}_p{percent}") for name in ("ttft_s", "tpot_s") for percent in (50, 90, 99)
         ]
-        rows.append([escape(cell.cell.arm.label), *map(format_ms, (step, draft, verify, rest, *tails))])
+        row = [escape(cell.cell.arm.label), *map(format_ms, (step, draft, verify, rest, *tails))]
+        row[5] = f"{row[5]} {format_cache_mark(cell.cache_mark, cell.number('cached_prompt_share'))}".strip()
+        rows.append(row)
     return [table(header, rows), "Draft and verify are per step; rest is what the loop itself costs."]
 
 

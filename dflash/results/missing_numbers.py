@@ -32,7 +32,8 @@ def why_no_speedup(cell: Cell, pairing: Pairing | None) -> str:
     if cell.arm.is_baseline:
         return "this is the baseline"
     if pairing is None:
-        return "no baseline arm in this run; add it with --arms baseline," + cell.arm.name
+        add = "--baseline-url" if cell.on_server else f"--arms baseline,{cell.arm.name}"
+        return f"no baseline arm in this run; add it with {add}"
     if pairing.unlike_prompts:
         return "comparison refused: the prompts differ between the arms"
     reasons = ", ".join(f"{reason}: {count}" for reason, count in pairing.left_out.items())

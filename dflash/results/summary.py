@@ -9,30 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dflash.results import metrics
-from dflash.results.arrivals import Arrivals, collect_arrivals
 from dflash.results.breakdowns import Breakdowns, TwoArms, break_down
 from dflash.results.cell_metrics import arm_metrics, pair_metrics
-from dflash.results.goodput import Slo, slo_of
-from dflash.results.load_metrics import LoadFacts
+from dflash.results.goodput import Slo
 from dflash.results.load_metrics import load_metrics as load_metrics
 from dflash.results.measured import Measured
 from dflash.results.missing_numbers import why_no_agreement, why_no_speed, why_no_speedup, why_no_task_score
-from dflash.results.output_comparison import (
-    Basis,
-    Comparison,
-    OutputKey,
-    SavedOutputs,
-    TextDifference,
-    compare_outputs,
-    differing_keys,
-    read_outputs,
-)
+from dflash.results.output_comparison import Basis, Comparison, TextDifference, compare_outputs
 from dflash.results.paired_metrics import Pairing, pair_units
-from dflash.results.records import Cell, DifferenceRecord, RequestRecord, WindowRecord
-from dflash.results.server_counters import CacheMark, ServerCounts, cache_mark, count_server
+from dflash.results.records import Cell, DifferenceRecord, RequestRecord
+from dflash.results.run_facts import RunFacts, read_facts
+from dflash.results.server_counters import CacheMark, ServerCounts, cache_mark
 from dflash.results.stats import arithmetic_mean, geometric_mean
 from dflash.results.store import Run
-from dflash.results.task_scores import Outcome, Outcomes, score_run, unscored_counts
+from dflash.results.task_scores import Outcome, unscored_counts
 from dflash.results.verify import Finding, check_cell
 from dflash.results.verify_pair import check_pair
 from dflash.results.verify_scores import check_pair_scores, check_scores
@@ -94,6 +84,14 @@ class Group:
         return self.cells[0].cell
 
     @property
+    def on_server(self) -> bool:
+        return any(cell.cell.on_server for cell in self.cells)
+
+    @property
+    def num_failed(self) -> int:
+        return sum(cell.num_failed for cell in self.cells)
+
+    @property
     def fastest(self) -> CellSummary | None:
         return next((cell for cell in self.cells if cell.cell.cell_id == self.fastest_cell_id), None)
 
@@ -123,23 +121,10 @@ class RunSummary:
     def cells(self) -> tuple[CellSummary, ...]:
         return tuple(cell for group in self.groups for cell in group.cells)
 
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What a run's folder says, by cell."""
-
-    records: Mapping[str, Sequence[RequestRecord]]
-    differences: Mapping[str, Sequence[DifferenceRecord]]
-    outcomes: Outcomes
-    arrivals: Mapping[str, Arrivals]
-    windows: Mapping[str, Sequence[WindowRecord]]
-    saved: SavedOutputs
-    slo: Slo | None
-
-    def of_load(self, cell: Cell) -> LoadFacts:
-        records, windows = self.records[cell.cell_id], self.windows.get(cell.cell_id, ())
-        counts = count_server(records, windows) if cell.on_server else None
-        return LoadFacts(self.arrivals[cell.cell_id], counts, self.slo)
+    @property
+    def server_groups(self) -> tuple[Group, ...]:
+        """Those whose arms are servers."""
+        return tuple(group for group in self.groups if group.on_server)
 
 
 def summarise_run(run: Run) -> RunSummary:
@@ -153,54 +138,12 @@ def summarise_run(run: Run) -> RunSummary:
         members.setdefault((cell.workload_id, cell.backend), []).append(cell)
     for cells in members.values():
         cells.sort(key=lambda cell: (not cell.arm.is_baseline, cell.arm.name, cell.arm.block_size or 0))
-    facts = _read_facts(run, list(members.values()))
+    facts = read_facts(run, list(members.values()))
     groups = tuple(_summarise_group(cells, facts) for cells in members.values())
     return RunSummary(groups, _averages(groups), facts.slo)
 
 
-def _read_facts(run: Run, groups: Sequence[Sequence[Cell]]) -> _Facts:
-    """Each file is read once, and chunks and outputs one by one."""
-    records: dict[str, list[RequestRecord]] = {cell.cell_id: [] for cell in run.info.cells}
-    for record in run.records:
-        if record.cell_id in records:
-            records[record.cell_id].append(record)
-    differences: dict[str, list[DifferenceRecord]] = {}
-    for difference in run.differences:
-        differences.setdefault(difference.cell_id, []).append(difference)
-    on_server = {cell.cell_id for cell in run.info.cells if cell.on_server}
-    windows: dict[str, list[WindowRecord]] = {}
-    for window in run.windows() if on_server else ():
-        windows.setdefault(window.cell_id, []).append(window)
-    return _Facts(
-        records=records,
-        differences=differences,
-        outcomes=score_run(run),
-        arrivals=collect_arrivals(records, run.chunks()),
-        windows=windows,
-        saved=_saved_outputs(run, groups, records, on_server),
-        slo=slo_of(run.info.config),
-    )
-
-
-def _saved_outputs(
-    run: Run,
-    groups: Sequence[Sequence[Cell]],
-    records: Mapping[str, Sequence[RequestRecord]],
-    on_server: set[str],
-) -> SavedOutputs:
-    """In process all outputs have ids, and differences were recorded: nothing is read."""
-    if not on_server:
-        return SavedOutputs()
-    differing: set[OutputKey] = set()
-    for cells in groups:
-        baseline = next((cell for cell in cells if cell.arm.is_baseline), None)
-        for cell in cells:
-            if baseline is not None and cell.cell_id in on_server and not cell.arm.is_baseline:
-                differing |= differing_keys(records[baseline.cell_id], records[cell.cell_id])
-    return read_outputs(run.outputs(), on_server, differing)
-
-
-def _summarise_group(cells: Sequence[Cell], facts: _Facts) -> Group:
+def _summarise_group(cells: Sequence[Cell], facts: RunFacts) -> Group:
     baseline = next((cell for cell in cells if cell.arm.is_baseline), None)
     summaries = tuple(
         _summarise_cell(cell, None if baseline is None or cell.arm.is_baseline else baseline, facts)
@@ -209,7 +152,7 @@ def _summarise_group(cells: Sequence[Cell], facts: _Facts) -> Group:
     return Group(summaries, _fastest(summaries))
 
 
-def _compare(cell: Cell, baseline: Cell | None, facts: _Facts) -> Comparison:
+def _compare(cell: Cell, baseline: Cell | None, facts: RunFacts) -> Comparison:
     """The cell's records and its baseline's, with digests that can be compared."""
     records = facts.records[cell.cell_id]
     known = tuple(facts.differences.get(cell.cell_id, ()))
@@ -219,7 +162,7 @@ def _compare(cell: Cell, baseline: Cell | None, facts: _Facts) -> Comparison:
     return compare_outputs(baseline_records, records, facts.saved, known)
 
 
-def _summarise_cell(cell: Cell, baseline: Cell | None, facts: _Facts) -> CellSummary:
+def _summarise_cell(cell: Cell, baseline: Cell | None, facts: RunFacts) -> CellSummary:
     compared, load, outcomes = _compare(cell, baseline, facts), facts.of_load(cell), facts.outcomes
     records = compared.arm
     pairing = None if baseline is None else pair_units(compared.baseline, records)

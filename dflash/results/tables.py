@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
 # The names with `as` are for the verb `generate`, which takes them from here.
+from dflash.results.formats import format_cache_mark, format_percent, format_speedup, format_times, plain_text
 from dflash.results.formats import format_count as format_count
 from dflash.results.formats import format_ms as format_ms
 from dflash.results.formats import format_number as format_number
-from dflash.results.formats import format_percent, format_speedup, format_times, plain_text
 from dflash.results.formats import format_rate as format_rate
+from dflash.results.goodput import Slo
 from dflash.results.records import Cell
+from dflash.results.server_words import counters_line, load_line
 from dflash.results.store import Run
-from dflash.results.summary import CellSummary, Group, RunSummary
+from dflash.results.summary import Average, CellSummary, Group, RunSummary
 from dflash.results.verify import Finding
 
 if TYPE_CHECKING:
@@ -23,31 +25,48 @@ if TYPE_CHECKING:
 
 FASTEST_MARK = "►"
 TERMINAL_WIDTH = 100
-TERMINAL_HEADER = (
-    "arm",
-    "speedup\n[95 %]",
-    "end to\nend",
-    "decode\ntok/s",
-    "TTFT\nms",
-    "step\nms",
-    "accept.\nlength",
-    "agree-\nment",
-    "task\nscore",
-    "output\nratio",
+# Column -> its title, in the order of the table.
+COLUMNS = {
+    "arm": "arm",
+    "speedup": "speedup\n[95 %]",
+    "end_to_end": "end to\nend",
+    "decode": "decode\ntok/s",
+    "output": "output\ntok/s",
+    "ttft": "TTFT\nms",
+    "step": "step\nms",
+    "acceptance": "accept.\nlength",
+    "counters": "by coun-\nters",
+    "agreement": "agree-\nment",
+    "score": "task\nscore",
+    "output_ratio": "output\nratio",
+    "done": "done",
+}
+_OF_SERVERS = ("output", "counters")  # in process they would say nothing
+# What a narrow terminal leaves out first; all of it stands in report.md. Failures are never left out.
+_DISPENSABLE = ("output_ratio", "end_to_end", "done", "ttft", "step", "score")
+_DISPENSABLE_ON_SERVERS = (
+    "output_ratio",
+    "step",
+    "end_to_end",
+    "counters",
     "done",
+    "score",
+    "ttft",
+    "output",
 )
 
-# What a narrow terminal leaves out first: places in TERMINAL_HEADER, all of it stands in report.md.
-_DISPENSABLE = (9, 2, 10, 4, 5, 8)
-_TASK_SCORE = 8  # shown where a score exists
+
+def load_words(cell: Cell) -> str:
+    """How many requests were under way, or how many were due a second."""
+    workload = cell.workload
+    if workload.request_rate is None:
+        return f"concurrency {workload.concurrency}"
+    return f"open loop at {workload.request_rate:g} requests/s, at most {workload.concurrency} under way"
 
 
 def group_title(cell: Cell) -> str:
     """What the cells of a group have in common."""
-    load = f"concurrency {cell.workload.concurrency}"
-    if cell.workload.request_rate is not None:
-        load += f", {cell.workload.request_rate:g} requests/s"
-    return f"{cell.workload.dataset} · {cell.backend} · {load}"
+    return f"{cell.workload.dataset} · {cell.backend} · {load_words(cell)}"
 
 
 def target_line(cell: Cell) -> str:
@@ -59,26 +78,48 @@ def target_line(cell: Cell) -> str:
     )
 
 
-def terminal_row(cell: CellSummary, fastest: bool) -> tuple[str, ...]:
-    """One arm as a row under `TERMINAL_HEADER`."""
-    speedup = "1 (reference)" if cell.cell.arm.is_baseline else format_speedup(cell.interval("speedup"))
-    return (
-        f"{FASTEST_MARK if fastest else ' '} {cell.cell.arm.label}",
-        speedup,
-        "-" if cell.cell.arm.is_baseline else format_times(cell.number("e2el_speedup")),
-        format_rate(cell.number("decode_tok_s")),
-        format_ms(cell.number("ttft_s")),
-        format_ms(cell.number("decode_step_s")),
-        format_number(cell.number("acceptance_length")),
-        "-" if cell.cell.arm.is_baseline else format_percent(cell.number("agreement")),
-        format_percent(cell.number("task_score")),
-        "-" if cell.cell.arm.is_baseline else format_number(cell.number("output_length_ratio")),
-        f"{cell.num_completed}/{len(cell.records)}",
-    )
+def done_words(cell: CellSummary) -> str:
+    """`123/128`, and below it how many failed."""
+    done = f"{cell.num_completed}/{len(cell.records)}"
+    return f"{done}\n{cell.num_failed} failed" if cell.num_failed else done
+
+
+def terminal_row(cell: CellSummary, fastest: bool) -> dict[str, str]:
+    """One arm as a row under `COLUMNS`."""
+    is_baseline = cell.cell.arm.is_baseline
+    mark = format_cache_mark(cell.cache_mark, cell.number("cached_prompt_share"))
+    return {
+        "arm": f"{FASTEST_MARK if fastest else ' '} {cell.cell.arm.label}",
+        "speedup": "1 (reference)" if is_baseline else format_speedup(cell.interval("speedup")),
+        "end_to_end": "-" if is_baseline else format_times(cell.number("e2el_speedup")),
+        "decode": format_rate(cell.number("decode_tok_s")),
+        "output": format_rate(cell.number("output_tok_s")),
+        "ttft": "\n".join([format_ms(cell.number("ttft_s")), *mark.split(" ", 1)]).strip(),
+        "step": format_ms(cell.number("decode_step_s")),
+        "acceptance": format_number(cell.number("acceptance_length")),
+        "counters": "-"
+        if is_baseline
+        else format_number(cell.number("acceptance_length_untrimmed_counters")),
+        "agreement": "-" if is_baseline else format_percent(cell.number("agreement")),
+        "score": format_percent(cell.number("task_score")),
+        "output_ratio": "-" if is_baseline else format_number(cell.number("output_length_ratio")),
+        "done": done_words(cell),
+    }
 
 
 def headline(group: Group) -> str:
-    """The answer in words: which arm is fastest, how much, and how sure that is."""
+    """The answer in words: which arm is fastest, how much, how sure that is, and what failed."""
+    failed = [f"{cell.cell.arm.label} {cell.num_failed}" for cell in group.cells if cell.num_failed]
+    if not failed:
+        return _verdict(group)
+    total = sum(len(cell.records) for cell in group.cells)
+    return (
+        f"{_verdict(group)} {group.num_failed} of {total} requests failed ({', '.join(failed)}): every figure is over "
+        "the completed ones alone."
+    )
+
+
+def _verdict(group: Group) -> str:
     drafting = [cell for cell in group.cells if not cell.cell.arm.is_baseline]
     paired = [(cell, value) for cell in drafting if (value := cell.interval("speedup")) is not None]
     if not paired:
@@ -114,10 +155,8 @@ def headline(group: Group) -> str:
 
 def _no_headline(group: Group, drafting: Sequence[CellSummary]) -> str:
     if not drafting:
-        return (
-            "Only plain decoding was run, so there is no speedup. "
-            "Add an arm that drafts: --arms baseline,dflash."
-        )
+        add = "--base-url of a server that drafts" if group.on_server else "--arms baseline,dflash"
+        return f"Only plain decoding was run, so there is no speedup. Add an arm that drafts: {add}."
     reasons = dict.fromkeys(cell.why_no_speedup or "" for cell in drafting)
     words = f"There is no speedup to report: {'; '.join(reason for reason in reasons if reason)}."
     fastest = group.fastest
@@ -160,16 +199,22 @@ def print_summary(run: Run, summary: RunSummary, stream: IO[str] | None = None) 
     for group in summary.groups:
         console.print(Text(plain_text(group_title(group.first)), style="bold"))
         console.print(Text(plain_text(target_line(group.first)), style="dim"))
-        _print_group(console, group)
+        _print_group(console, group, summary.slo)
     for average in summary.averages:
         words = (
-            f"{average.arm_label} over {average.num_datasets} data sets: speedup "
+            f"{average.arm_label} over {average.num_datasets} data sets{_load_of(average)}: speedup "
             f"{format_times(average.speedup)} "
             f"(geometric mean), acceptance length {format_number(average.acceptance_length)} (arithmetic "
             f"mean)."
         )
         console.print(Text(plain_text(words)))
     console.print(Text(f"Run folder: {plain_text(str(run.folder))}", style="dim"), soft_wrap=True)
+
+
+def _load_of(average: Average) -> str:
+    if average.request_rate is not None:
+        return f" at {average.request_rate:g} requests/s"
+    return "" if average.concurrency == 1 else f" at concurrency {average.concurrency}"
 
 
 def _arms_table(console: Console, group: Group) -> RenderableType:
@@ -180,8 +225,12 @@ def _arms_table(console: Console, group: Group) -> RenderableType:
 
     unbounded = console.options.update(max_width=sys.maxsize)
     has_score = any(cell.number("task_score") is not None for cell in group.cells)
-    absent = () if has_score else (_TASK_SCORE,)
-    dispensable = [place for place in _DISPENSABLE if place not in absent]
+    absent = (() if has_score else ("score",)) + (() if group.on_server else _OF_SERVERS)
+    dispensable = [
+        name
+        for name in (_DISPENSABLE_ON_SERVERS if group.on_server else _DISPENSABLE)
+        if name not in absent and not (name == "done" and group.num_failed)
+    ]
     for num_left_out in range(len(dispensable) + 1):
         left_out = dispensable[:num_left_out]
         table = _table_without(group, (*left_out, *absent))
@@ -189,31 +238,31 @@ def _arms_table(console: Console, group: Group) -> RenderableType:
             break
     if not left_out:
         return table
-    titles = ", ".join(TERMINAL_HEADER[place].replace("\n", " ") for place in sorted(left_out))
+    titles = ", ".join(title.replace("\n", " ") for name, title in COLUMNS.items() if name in left_out)
     return Lines(table, Text(f"Left out for want of width (report.md has all): {titles}.", style="dim"))
 
 
-def _table_without(group: Group, left_out: Sequence[int]) -> Table:
+def _table_without(group: Group, left_out: Sequence[str]) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    places = [place for place in range(len(TERMINAL_HEADER)) if place not in left_out]
-    for place in places:
-        if place == 0:
-            table.add_column(TERMINAL_HEADER[place], overflow="fold")
+    names = [name for name in COLUMNS if name not in left_out]
+    for name in names:
+        if name == "arm":
+            table.add_column(COLUMNS[name], overflow="fold")
         else:
-            table.add_column(TERMINAL_HEADER[place], justify="right", no_wrap=True)
+            table.add_column(COLUMNS[name], justify="right", no_wrap=True)
     for cell in group.cells:
         fastest = cell.cell.cell_id == group.fastest_cell_id
         row = terminal_row(cell, fastest)
-        texts = [Text(plain_text(row[place])) for place in places]
+        texts = [Text("\n".join(map(plain_text, row[name].split("\n")))) for name in names]
         table.add_row(*texts, style="bold green" if fastest else "")
     return table
 
 
-def _print_group(console: Console, group: Group) -> None:
+def _print_group(console: Console, group: Group, slo: Slo | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -222,6 +271,9 @@ def _print_group(console: Console, group: Group) -> None:
     for cell in group.cells:
         if cell.why_no_speed is not None:
             console.print(Text(plain_text(f"  {cell.cell.arm.label}: no decode speed, {cell.why_no_speed}.")))
+        for line in (load_line(cell, slo), counters_line(cell)):
+            if line is not None:
+                console.print(Text(plain_text(f"  {cell.cell.arm.label}: {line}.")))
     styles = {"error": "red", "warning": "yellow", "info": "dim"}
     lines = Table.grid(padding=(0, 1))
     for finding, labels in finding_lines(group):

@@ -80,6 +80,10 @@ class Counters:
     def num_accepted_tokens(self) -> int:
         return sum(accepted * steps for accepted, steps in self.steps_by_accepted.items())
 
+    @property
+    def output_tok_s(self) -> float:
+        return self.num_output_tokens / self.decode_s if self.decode_s else 0.0
+
     def num_accepted_at(self, position: int) -> int:
         """Steps that accepted the draft token at `position`, from 0."""
         return sum(steps for accepted, steps in self.steps_by_accepted.items() if accepted > position)

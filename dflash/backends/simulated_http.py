@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -24,12 +23,12 @@ from dflash.backends.scenario import Fault, Scenario
 from dflash.backends.simulated_counters import Counters, RequestLog
 from dflash.backends.simulated_engine import Job, SimulatedEngine
 from dflash.backends.simulated_faults import GARBAGE_EVENT, MID_ANSWER, FaultBook, Gate, oversized_event
+from dflash.backends.simulated_port import Port
 from dflash.backends.simulated_requests import ApiError, Call, Format
 from dflash.backends.simulated_stream import EventStream
-from dflash.errors import UnavailableError, UsageError
+from dflash.errors import UsageError
 
 _MAX_BODY_BYTES = 256 * 1024 * 1024
-_BACKLOG = 2048
 _CLOSING_S = 1.0
 
 Parse = Callable[[Mapping[str, Any], web.Request], Call]
@@ -70,23 +69,27 @@ class SimulatedServer:
     ) -> None:
         if protocol not in ("vllm", "sglang"):
             raise UsageError(f"unknown protocol {protocol!r}", "choose vllm or sglang")
-        self.protocol, self.scenario, self.arm, self.host, self.port = (
-            protocol,
-            scenario or Scenario(),
-            arm,
-            host,
-            port,
-        )
+        self.protocol, self.scenario, self.arm = protocol, scenario or Scenario(), arm
         self.faults = FaultBook(self.scenario.faults)
         self._block_size, self._time_scale = block_size, time_scale
         self._num_arrived = 0
-        self._listener: asyncio.Server | None = None
-        self._timers: set[asyncio.TimerHandle] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._port = Port(host, port)
 
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
+
+    @property
+    def host(self) -> str:
+        return self._port.host
+
+    @property
+    def port(self) -> int:
+        return self._port.number
+
+    @property
+    def is_listening(self) -> bool:
+        return self._port.is_open
 
     def log(self) -> list[RequestLog]:
         """What is known of the last requests (`scenario.server.log_requests` of them), in order of arrival."""
@@ -135,20 +138,14 @@ class SimulatedServer:
             app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING_S, keepalive_timeout=30
         )
         await self._runner.setup()
-        await self._listen()
+        assert self._runner.server is not None
+        await self._port.open(self._runner.server)
         self._refuse_if_due()
 
     async def stop(self) -> None:
         """Close everything; safe to call twice."""
-        for timer in self._timers:
-            timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        self._close_port()
+        self._port.close()
         self.engine.end_all("stopped")
-        for connection in self._connections():
-            if connection.transport is not None:
-                connection.transport.abort()
         await self._runner.cleanup()
 
     def generation_route(self, path: str, parse: Parse) -> web.RouteDef:
@@ -259,53 +256,13 @@ class SimulatedServer:
         self.engine.reset_counters()
         self.engine.forget()
         self.started_at = time.time()
-        for connection in self._connections():
-            if connection.transport is not None:
-                connection.transport.abort()
-        self.refuse(seconds)
-
-    def refuse(self, seconds: float) -> None:
-        """Refuse new connections for `seconds`; connections in use are closed once they have been answered."""
-        if self._listener is None:
-            return
-        self._close_port()
-        for connection in self._connections():
-            connection.close()
-        self._timers.add(asyncio.get_running_loop().call_later(seconds, self._open_again))
-
-    def _open_again(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._listen())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._port.cut_connections()
+        self._port.close_for(seconds)
 
     def _refuse_if_due(self) -> None:
         fault = self.faults.refusal_before(self._num_arrived, self.arm)
         if fault is not None:
-            self.refuse(fault.seconds or 0.0)
-
-    def _connections(self) -> list[Any]:
-        return list(self._runner.server.connections) if self._runner.server is not None else []
-
-    async def _listen(self) -> None:
-        listening = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((self.host, self.port))
-        except OSError as error:
-            listening.close()
-            raise UnavailableError(
-                f"cannot listen on {self.host}:{self.port} ({error.strerror})", "give another --port, or 0"
-            ) from error
-        self.port = listening.getsockname()[1]
-        assert self._runner.server is not None
-        self._listener = await asyncio.get_running_loop().create_server(
-            self._runner.server, sock=listening, backlog=_BACKLOG
-        )
-
-    def _close_port(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+            self._port.close_for(fault.seconds or 0.0)
 
     async def _get_log(self, request: web.Request) -> web.Response:
         document = {
@@ -313,6 +270,7 @@ class SimulatedServer:
             "arm": self.arm,
             "block_size": self.engine.block_size,
             "now_ns": time.perf_counter_ns(),
+            "cpu_ns": time.process_time_ns(),  # of the server's process, all of its life
             "counters": [_counters_document(counters) for counters in self.counters],
             "requests": [log.document() for log in self.log()],
         }

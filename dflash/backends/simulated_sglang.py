@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from dflash.backends.simulated_engine import Rank
-from dflash.backends.simulated_metrics import SGLANG_FAMILIES, render_metrics
 from dflash.backends.simulated_requests import (
     ApiError,
     Call,
@@ -33,6 +32,7 @@ from dflash.backends.simulated_sglang_answer import (
     OpenAiOptions,
 )
 from dflash.backends.simulated_sglang_info import LOAD, MODEL_INFO, SERVER_INFO
+from dflash.backends.simulated_sglang_metrics import sglang_metrics_text
 
 if TYPE_CHECKING:
     from dflash.backends.simulated_http import SimulatedServer
@@ -253,9 +253,15 @@ class SglangDialect:
         )
         memory = {"weight": 0.015, "kvcache": 0.023, "startup_available": 16.0, "token_capacity": 4096}
         state: dict[str, Any] = {
+            "startup_time": {
+                name: value for name, value in SERVER_INFO["startup_time"].items() if name != "tokenizer_e2e"
+            },
+            "disable_chunked_prefix_cache": True,
+            "pp_max_micro_batch_size": self.settings.max_running_requests,
+            "disaggregation_decode_retraction_backup": "cpu_tensor",
             "world_size": 1,
             "effective_max_running_requests_per_dp": self.settings.max_running_requests,
-            "last_gen_throughput": _throughput(rank),
+            "last_gen_throughput": rank.counters.output_tok_s,
             "memory_usage": {**memory, "token_capacity_swa": None, "graph": phases},
             "decode_cuda_graph_bs": [],
             "decode_cuda_graph_memory_gb": 0.0,
@@ -276,7 +282,7 @@ class SglangDialect:
                 "num_running_reqs": len(rank.running),
                 "num_waiting_reqs": len(rank.waiting),
                 "max_running_requests": self.settings.max_running_requests,
-                "gen_throughput": _throughput(rank),
+                "gen_throughput": rank.counters.output_tok_s,
             }
             for number, rank in enumerate(self.server.engine.ranks)
         ]
@@ -302,90 +308,6 @@ class SglangDialect:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(
-            body=self.metrics_text().encode(),
+            body=sglang_metrics_text(self.server.engine, self.settings).encode(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8", "Server": "uvicorn"},
         )
-
-    def metrics_text(self) -> str:
-        """All counters now; with several DP ranks, a series per rank."""
-        ranks = self.server.engine.ranks
-        engine = {"engine_type": "unified", "model_name": self.settings.model}
-        place = {"moe_ep_rank": "0", "pp_rank": "0", "tp_rank": "0"}
-        by_rank: list[dict[str, str]] = [{"dp_rank": str(n)} for n in range(len(ranks))]
-        if len(ranks) == 1:
-            by_rank = [{}]
-        scopes: dict[str, Sequence[Mapping[str, str]]] = {
-            "process": [{}],
-            "server": [engine],
-            "seen": [{**engine, **own} for own in by_rank],
-            "rank": [{**engine, **place, **own} for own in by_rank],
-        }
-        return render_metrics(SGLANG_FAMILIES, "sglang:", scopes, self._values(ranks))
-
-    def _values(self, ranks: Sequence[Rank]) -> dict[tuple[str, str], list[float | None]]:
-        counters = [rank.counters for rank in ranks]
-        block_size = self.server.engine.block_size or 0
-        drafted = [item.num_draft_tokens for item in counters]
-        accepted = [item.num_accepted_tokens for item in counters]
-        verified = [item.num_verify_steps for item in counters]
-        values: dict[tuple[str, str], list[float | None]] = {
-            ("prefill_effective_tokens_total", "input"): [
-                item.num_prompt_tokens - item.num_cached_tokens for item in counters
-            ],
-            ("prefill_effective_tokens_total", "device_hit"): [item.num_cached_tokens for item in counters],
-            ("realtime_tokens_total", "prefill_compute"): [
-                item.num_prompt_tokens - item.num_cached_tokens for item in counters
-            ],
-            ("realtime_tokens_total", "prefill_cache"): [item.num_cached_tokens for item in counters],
-            ("realtime_tokens_total", "decode"): [item.num_output_tokens for item in counters],
-            ("num_running_reqs", ""): [len(rank.running) for rank in ranks],
-            ("num_queue_reqs", ""): [len(rank.waiting) for rank in ranks],
-            ("cache_hit_rate", ""): [
-                item.num_cached_tokens / max(item.num_prompt_tokens, 1) for item in counters
-            ],
-            ("gen_throughput", ""): [_throughput(rank) for rank in ranks],
-            ("context_len", ""): [self.settings.max_model_len] * len(ranks),
-            ("page_size", ""): [1] * len(ranks),
-            ("queue_time_seconds_count", ""): [item.num_timed for item in counters],
-            ("queue_time_seconds_sum", ""): [item.queue_s for item in counters],
-            ("spec_num_draft_tokens", ""): [block_size] * len(ranks),
-            ("spec_num_steps", ""): [min(block_size, 1)] * len(ranks),
-            ("spec_accept_length", ""): [
-                1 + more / steps if steps else 0 for more, steps in zip(accepted, verified, strict=True)
-            ],
-            ("spec_accept_rate", ""): [
-                more / most if most else 0 for more, most in zip(accepted, drafted, strict=True)
-            ],
-        }
-        totals = {kind: [item.totals_by_stream[kind] for item in counters] for kind in (False, True)}
-        for kind, by_rank in totals.items():
-            word = str(kind).lower()
-            for name, column in (("num_requests", 0), ("prompt_tokens", 1), ("generation_tokens", 2)):
-                values[f"{name}_total", word] = [_seen(total[column], total[0]) for total in by_rank]
-            for name in ("time_to_first_token", "e2e_request_latency", "request_time_per_output_token"):
-                for part in ("count", "sum"):
-                    number = [_seen(total[0] if part == "count" else 0, total[0]) for total in by_rank]
-                    values[f"{name}_seconds_{part}", word] = number
-        both = [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(*totals.values(), strict=True)]
-        values["spec_verify_calls_total", ""] = [_seen(total[3], total[3]) for total in both]
-        values["cached_tokens_total", "device"] = [_seen(total[4], total[4]) for total in both]
-        for name, column in (("prompt_tokens", 1), ("generation_tokens", 2)):
-            values[f"{name}_histogram_count", ""] = [_seen(total[0], total[0]) for total in both]
-            values[f"{name}_histogram_sum", ""] = [_seen(total[column], total[0]) for total in both]
-        values["uncached_prompt_tokens_histogram_count", ""] = [_seen(total[0], total[0]) for total in both]
-        values["uncached_prompt_tokens_histogram_sum", ""] = [
-            _seen(total[1] - total[4], total[0]) for total in both
-        ]
-        for part in ("count", "sum"):
-            values[f"inter_token_latency_seconds_{part}", ""] = [_seen(0, total[0]) for total in both]
-        return values
-
-
-def _seen(value: float, times: float) -> float | None:
-    """Nothing is said of what never happened."""
-    return value if times else None
-
-
-def _throughput(rank: Rank) -> float:
-    counters = rank.counters
-    return counters.num_output_tokens / counters.decode_s if counters.decode_s else 0.0

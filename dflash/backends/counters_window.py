@@ -112,6 +112,8 @@ class CountersWindow:
             for field in fields(change.added)
             if field.name in WINDOW_FIELDS
         }
+        if change.added.num_drafts is None:
+            added["num_drafts"] = change.added.num_verify_calls  # an engine that drafts on every step: SGLang
         return ServerWindow(state, reason or None, prefix_cache, **added)
 
     async def aclose(self) -> None:

@@ -30,6 +30,7 @@ from dflash.errors import UsageError
 
 _MAX_BODY_BYTES = 256 * 1024 * 1024
 _CLOSING_S = 1.0
+_KEEP_ALIVE_S = 5.0  # as the engines' servers have it
 
 Parse = Callable[[Mapping[str, Any], web.Request], Call]
 
@@ -135,7 +136,11 @@ class SimulatedServer:
         )
         app.router.add_route("*", "/{path:.*}", self._not_found)
         self._runner = web.AppRunner(
-            app, access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSING_S, keepalive_timeout=30
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=_CLOSING_S,
+            keepalive_timeout=_KEEP_ALIVE_S,
         )
         await self._runner.setup()
         assert self._runner.server is not None

@@ -38,10 +38,11 @@ class Port:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((self.host, self.number))
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             listening.close()
+            reason = error.strerror if isinstance(error, OSError) else error
             raise UnavailableError(
-                f"cannot listen on {self.host}:{self.number} ({error.strerror})", "give another --port, or 0"
+                f"cannot listen on {self.host}:{self.number} ({reason})", "give another --port, or 0"
             ) from error
         self.number = listening.getsockname()[1]
         loop = asyncio.get_running_loop()

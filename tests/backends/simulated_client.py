@@ -33,7 +33,11 @@ def serve(protocol: str, scenario: Scenario, work: Work, *, arm: str = "baseline
         settings.setdefault("time_scale", 0)
         async with (
             simulated_server(protocol, scenario, arm=arm, **settings) as server,
-            aiohttp.ClientSession(server.url, timeout=aiohttp.ClientTimeout(total=30)) as client,
+            aiohttp.ClientSession(
+                server.url,
+                timeout=aiohttp.ClientTimeout(total=60),
+                connector=aiohttp.TCPConnector(limit=0),
+            ) as client,
         ):
             return await work(server, client)
 

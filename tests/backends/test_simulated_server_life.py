@@ -43,7 +43,7 @@ def test_it_serves_from_a_thread() -> None:
 @BOTH
 def test_as_a_process_it_says_its_port_and_stops_on_sigterm(protocol: str, tmp_path: Path) -> None:
     script = tmp_path / "scenario.toml"
-    script.write_text('output_tokens = [5, 5]\n[server]\nmodel = "mine"\n')
+    script.write_text('output_tokens = [5, 5]\n[server]\nmodel = "mine"\n[[faults]]\naction = "hang"\n')
     command = [sys.executable, "-m", "dflash.backends.simulated", "--protocol", protocol]
     command += ["--script", str(script), "--arm", "dflash", "--block-size", "4", "--time-scale", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -53,9 +53,16 @@ def test_as_a_process_it_says_its_port_and_stops_on_sigterm(protocol: str, tmp_p
             port = int(process.stdout.readline())
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=10) as response:
                 assert json.load(response)["data"][0]["id"] == "mine"
+            hanging = socket.create_connection(("127.0.0.1", port), timeout=10)
+            body = json.dumps(chat()).encode()
+            head = f"POST {CHAT[protocol]} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            hanging.sendall(head.encode() + body)
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/simulated/log", timeout=10) as response:
+                assert json.load(response)["arm"] == "dflash"
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=20) == 0
             assert process.stderr.read() == ""
+            hanging.close()
         finally:
             process.kill()
 

@@ -265,6 +265,23 @@ def test_metrics_are_what_the_log_says(protocol: str, arm: str, dp_ranks: int) -
     serve(protocol, with_server(PLAIN, dp_ranks=dp_ranks), work, arm=arm)
 
 
+@BOTH
+def test_256_streams_at_once_get_what_each_would_get_alone(protocol: str) -> None:
+    async def work(server: SimulatedServer, client: aiohttp.ClientSession) -> None:
+        async def text(number: int) -> str:
+            events = await stream(client, CHAT[protocol], chat(f"question {number}", 12))
+            return "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+
+        together = await asyncio.gather(*(text(number) for number in range(256)))
+        assert len(set(together)) == 256
+        assert [await text(number) for number in (0, 100, 255)] == [together[n] for n in (0, 100, 255)]
+        assert {log.outcome for log in server.log()} == {"done"}
+        assert server.counters[0].num_output_tokens == 259 * 12
+        assert server.engine.is_idle
+
+    serve(protocol, PLAIN, work, arm="dflash")
+
+
 def test_vllm_tells_the_speculation_of_each_request() -> None:
     async def work(server: SimulatedServer, client: aiohttp.ClientSession) -> Any:
         whole = (await post(client, CHAT["vllm"], chat()))["metrics"]

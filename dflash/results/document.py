@@ -82,7 +82,7 @@ def _counters(counts: ServerCounts) -> dict[str, Any]:
         "num_requests_covered": counts.num_covered,
         "prefix_cache": counts.prefix_cache,
         "server": {name: counts.total(name) for name in COMPARED},
-        "own": {name: (counts.own or {}).get(name) for name in COMPARED},
+        "own": {name: counts.own.get(name) for name in COMPARED},
     }
 
 

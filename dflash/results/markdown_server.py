@@ -20,9 +20,9 @@ from dflash.results.formats import (
 from dflash.results.goodput import Slo
 from dflash.results.markdown_text import bullets, escape, table
 from dflash.results.server_counters import COMPARED, COUNTER_WORDS
-from dflash.results.server_words import VERDICT_WORDS, slo_words
+from dflash.results.server_words import VERDICT_WORDS, counters_name, slo_words
 from dflash.results.summary import CellSummary, Group
-from dflash.results.tables import load_words
+from dflash.results.tables import NO_CAP, load_words
 
 POPULATION = (
     "Every speed and latency is over completed requests. A request that failed gives no tokens and no latency; it is "
@@ -107,9 +107,10 @@ def _load_sentence(group: Group) -> str:
     workload = group.first.workload
     if workload.request_rate is None:
         return f"Closed loop: {workload.concurrency} under way, the next is sent when one has ended."
+    cap = f", and at most {workload.concurrency} are under way" if workload.concurrency < NO_CAP else ""
     return (
-        f"Open loop: requests are due at {workload.request_rate:g} a second whether earlier ones have come back or "
-        f"not, and at most {workload.concurrency} are under way."
+        f"Open loop: requests are due at {workload.request_rate:g} a second, whether earlier ones have come back or "
+        f"not{cap}."
     )
 
 
@@ -235,7 +236,7 @@ def _concurrency_cells(cell: CellSummary | None, drafts: bool) -> list[str]:
 def _acceptance(cell: CellSummary) -> str:
     """Never one figure in place of the other: the counters' is named."""
     counted = cell.number("acceptance_length_untrimmed_counters")
-    named = "" if counted is None else f" ({format_number(counted)} counters)"
+    named = "" if counted is None else f" ({format_number(counted)} {counters_name(cell)})"
     return format_number(cell.number("acceptance_length")) + named
 
 
@@ -276,11 +277,16 @@ def _source_rows(cell: CellSummary) -> list[list[str]]:
     ]
     return [
         [label, "answers", *answers, format_percent(cell.number("acceptance_rate"))],
-        [label, "counters", *counted, format_percent(cell.number("acceptance_rate_counters"))],
+        [
+            label,
+            counters_name(cell),
+            *counted,
+            format_percent(cell.number("acceptance_rate_counters")),
+        ],
     ]
 
 
 def _compared(cell: CellSummary, name: str) -> str:
     if cell.counts is None:
         return UNKNOWN
-    return f"{format_count(cell.counts.total(name))} / {format_count((cell.counts.own or {}).get(name))}"
+    return f"{format_count(cell.counts.total(name))} / {format_count(cell.counts.own.get(name))}"

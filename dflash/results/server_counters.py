@@ -7,7 +7,7 @@ One formula, one place: acceptance from counters is computed here, acceptance fr
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dflash.results.in_flight import Stretch
@@ -73,7 +73,7 @@ class ServerCounts:
     verdict: CountersVerdict
     reasons: tuple[str, ...] = ()  # of the engine or the client, where counters are not to be had
     mismatches: tuple[Mismatch, ...] = ()
-    own: Mapping[str, int] | None = None  # counter -> sum over our own requests in stretches with counters
+    own: Mapping[str, int] = field(default_factory=dict)  # counter -> sum over our own requests there
     num_not_completed: int = 0  # requests in those stretches that failed or were cancelled
     num_covered: int = 0  # completed requests in stretches whose counters are known
     num_completed: int = 0
@@ -169,7 +169,7 @@ def count_server(records: Sequence[RequestRecord], windows: Iterable[WindowRecor
         verdict=next(verdict for verdict in _WORST_FIRST if verdict in verdicts),
         reasons=tuple(dict.fromkeys(window.counters_reason for window in used if window.counters_reason)),
         mismatches=_summed([mismatch for _, mismatches in checks for mismatch in mismatches]),
-        own={name: total for name in COMPARED if (total := own_total(known, name)) is not None},
+        own={name: total for name in COMPARED if known and (total := own_total(known, name)) is not None},
         num_not_completed=sum(not record.completed for record in known),
         num_covered=len(completed(known)),
         num_completed=len(completed(records)),

@@ -42,6 +42,22 @@ def load_line(cell: CellSummary, slo: Slo | None) -> str | None:
     return f"{line}; goodput {goodput} requests/s ({within} within {slo_words(slo)})"
 
 
+_NOT_TO_BE_TRUSTED = ("contaminated", "too_low", "unlike")
+
+
+def distrust_words(cell: CellSummary) -> str:
+    """What must stand beside every figure from this cell's counters; nothing where they are ours or may be."""
+    counts = cell.counts
+    return (
+        VERDICT_WORDS[counts.verdict] if counts is not None and counts.verdict in _NOT_TO_BE_TRUSTED else ""
+    )
+
+
+def counters_name(cell: CellSummary) -> str:
+    """`counters`, or `counters, contaminated`: where a figure is from, and whether it is to be trusted."""
+    return ", ".join(filter(None, ("counters", distrust_words(cell))))
+
+
 def counters_line(cell: CellSummary) -> str | None:
     """The acceptance that the server counted, with its state and the one that requests tell; None where none is."""
     if cell.counts is None or cell.cell.arm.is_baseline:

@@ -14,7 +14,7 @@ from dflash.results.formats import format_number as format_number
 from dflash.results.formats import format_rate as format_rate
 from dflash.results.goodput import Slo
 from dflash.results.records import Cell
-from dflash.results.server_words import counters_line, load_line
+from dflash.results.server_words import counters_line, distrust_words, load_line
 from dflash.results.store import Run
 from dflash.results.summary import Average, CellSummary, Group, RunSummary
 from dflash.results.verify import Finding
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FASTEST_MARK = "►"
 TERMINAL_WIDTH = 100
+NO_CAP = 100_000  # a concurrency from here on caps no open loop
 # Column -> its title, in the order of the table.
 COLUMNS = {
     "arm": "arm",
@@ -61,7 +62,8 @@ def load_words(cell: Cell) -> str:
     workload = cell.workload
     if workload.request_rate is None:
         return f"concurrency {workload.concurrency}"
-    return f"open loop at {workload.request_rate:g} requests/s, at most {workload.concurrency} under way"
+    cap = f", at most {workload.concurrency} under way" if workload.concurrency < NO_CAP else ""
+    return f"open loop at {workload.request_rate:g} requests/s{cap}"
 
 
 def group_title(cell: Cell) -> str:
@@ -97,14 +99,17 @@ def terminal_row(cell: CellSummary, fastest: bool) -> dict[str, str]:
         "ttft": "\n".join([format_ms(cell.number("ttft_s")), *mark.split(" ", 1)]).strip(),
         "step": format_ms(cell.number("decode_step_s")),
         "acceptance": format_number(cell.number("acceptance_length")),
-        "counters": "-"
-        if is_baseline
-        else format_number(cell.number("acceptance_length_untrimmed_counters")),
+        "counters": "-" if is_baseline else _by_counters(cell),
         "agreement": "-" if is_baseline else format_percent(cell.number("agreement")),
         "score": format_percent(cell.number("task_score")),
         "output_ratio": "-" if is_baseline else format_number(cell.number("output_length_ratio")),
         "done": done_words(cell),
     }
+
+
+def _by_counters(cell: CellSummary) -> str:
+    value = format_number(cell.number("acceptance_length_untrimmed_counters"))
+    return "\n".join([value, *distrust_words(cell).split(" ", 1)]).strip()
 
 
 def headline(group: Group) -> str:

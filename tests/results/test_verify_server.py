@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_up_run import MS, cell, workload
+from made_up_server_run import BLOCK_SIZE, server_request, window_of
+
+from dflash.results.arrivals import collect_arrivals
+from dflash.results.cell_metrics import arm_metrics
+from dflash.results.load_metrics import LoadFacts, load_metrics
+from dflash.results.measured import Measured
+from dflash.results.records import Arm, WindowRecord
+from dflash.results.server_counters import count_server
+from dflash.results.verify import check_cell
+from dflash.results.verify_server import check_load
+
+ARM = cell(Arm("dflash", BLOCK_SIZE), "a", on_server=True, workload=workload(num_prompts=6, concurrency=2))
+ACCEPTED = (3, 1, 0, 3, 2, 2) * 6
+
+
+def exchange(num=6, **changes):
+    """Requests two at a time with their chunks; the first is changed."""
+    found = [server_request("a", i, (i // 2) * 3000 * MS, ACCEPTED, 103) for i in range(num)]
+    return [
+        (replace(found[0][0], **changes), found[0][1]),
+        *((record, chunk) for record, chunk, _ in found[1:]),
+    ]
+
+
+def findings(pairs, place=ARM, windows=None, **window_changes):
+    records = [record for record, _ in pairs]
+    if windows is None:
+        windows = [window_of(place, 0, [record for record, _ in exchange()], **window_changes)]
+    facts = LoadFacts(
+        collect_arrivals({"a": records}, [chunk for _, chunk in pairs])["a"], count_server(records, windows)
+    )
+    values = arm_metrics(place, records) | load_metrics(place, records, facts)
+    return {finding.code: finding for finding in check_load(place, records, Measured(values), facts)}
+
+
+def test_a_healthy_load_has_no_findings():
+    assert findings(exchange()) == {}
+    assert check_cell(ARM, [record for record, _ in exchange()]) == ()
+
+
+def test_foreign_traffic_is_named_with_both_numbers():
+    found = findings(exchange(), num_generation_tokens=700)["counters_contaminated"]
+    assert found.severity == "error"
+    assert "generation tokens 700 where our own requests make 618" in found.sentence
+    assert "Someone else used the server" in found.sentence
+
+
+def test_counters_below_our_own_requests_are_no_traffic():
+    found = findings(exchange(), num_generation_tokens=600)["counters_too_low"]
+    assert found.severity == "error"
+    assert "generation tokens 600 where our own requests make 618" in found.sentence
+    assert "someone else" not in found.sentence.lower()
+
+
+def test_drafts_unlike_those_of_the_answers():
+    found = findings(exchange(), num_draft_tokens=9)["counters_too_low"]
+    assert "draft tokens 9" in found.sentence
+    found = findings(exchange(), num_draft_tokens=9999)["counters_unlike"]
+    assert "are our own, but its drafts" in found.sentence
+
+
+def test_a_failed_request_makes_it_not_checkable():
+    found = findings(exchange(finish_reason="error"))["counters_not_checkable"]
+    assert found.severity == "info"
+    assert "1 request did not complete" in found.sentence
+    assert "generation tokens 618 where our own requests make 515" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("state", "severity", "words"),
+    [
+        ("reset", "error", "began anew in 1 block of load (of 1): it was restarted"),
+        ("unreadable", "warning", "could not be read"),
+        ("missing", "info", "shows no counters"),
+    ],
+)
+def test_counters_that_are_not_known_are_said(state, severity, words):
+    window = WindowRecord("a", counters=state, counters_reason="HTTP 404 from /metrics", prefix_cache="off")
+    found = findings(exchange(), windows=[window])
+    assert set(found) == {f"counters_{state}"}
+    assert found[f"counters_{state}"].severity == severity
+    assert words in found[f"counters_{state}"].sentence
+    assert "HTTP 404 from /metrics" in found[f"counters_{state}"].sentence
+
+
+def test_moving_counters_are_said():
+    assert "still moved" in findings(exchange(), counters="unsettled")["counters_unsettled"].sentence
+
+
+def test_blocks_that_never_ended_are_said():
+    found = findings(exchange(), windows=[])
+    assert "No stretch of load came to its end" in found["counters_missing"].sentence
+
+
+def test_counters_of_a_part_are_said():
+    pairs = exchange()
+    pairs = [(replace(record, block=i // 3), chunk) for i, (record, chunk) in enumerate(pairs)]
+    first = window_of(ARM, 0, [record for record, _ in pairs[:3]])
+    found = findings(pairs, windows=[first, WindowRecord("a", block=1, counters="reset", prefix_cache="off")])
+    assert "stand for 3 of the 6 completed requests" in found["counters_not_complete"].sentence
+
+
+@pytest.mark.parametrize(
+    ("p99_ns", "most_ns", "is_said"),
+    [
+        (200_000, 4_900_000, False),
+        (200_000, 5_000_000, False),
+        (200_000, 5_100_000, True),
+        (6_000_000, None, True),
+        (None, None, False),
+    ],
+)
+def test_a_late_event_loop_is_said(p99_ns, most_ns, is_said):
+    found = findings(exchange(), loop_lag_p99_ns=p99_ns, loop_lag_max_ns=most_ns)
+    assert ("event_loop_lag" in found) == is_said
+    if is_said:
+        assert found["event_loop_lag"].severity == "warning"
+        assert "inflated" in found["event_loop_lag"].sentence
+
+
+def test_prompts_from_the_prefix_cache_are_said_with_their_share():
+    found = findings(exchange(num_cached_tokens=32))
+    assert (
+        "12.5 % of the prompt tokens came from the server's prefix cache" in found["prompts_cached"].sentence
+    )
+
+
+def test_a_prefix_cache_that_nobody_knows_of_is_said():
+    unknown = [(replace(record, num_cached_tokens=None), chunk) for record, chunk in exchange()]
+    assert "prefix_cache_unknown" in findings(unknown, prefix_cache="unknown")
+    assert findings(unknown, prefix_cache="reset") == {}
+    assert findings(exchange(), prefix_cache="unknown") == {}  # each answer says 0
+
+
+def test_refusals_before_an_answer_are_said():
+    found = findings(exchange(num_retries=3))["retried_requests"]
+    assert "1 of 6 requests were refused at first (3 refusals)" in found.sentence
+
+
+def test_requests_sent_late_are_said_in_an_open_loop_alone():
+    late = [(replace(record, due_ns=record.sent_ns - 30 * MS), chunk) for record, chunk in exchange()]
+    open_loop = replace(ARM, workload=workload(num_prompts=6, concurrency=2, request_rate=2.0))
+    found = findings(late, open_loop)["requests_queued"]
+    assert "30.0 ms after they were due on average (p99 30.0 ms)" in found.sentence
+    assert "requests_queued" not in findings(late)
+    in_time = [(replace(record, due_ns=record.sent_ns - MS), chunk) for record, chunk in exchange()]
+    assert findings(in_time, open_loop) == {}
+
+
+def test_chunks_that_hold_more_than_the_usage_are_an_error():
+    found = findings(exchange(num_output_tokens=50))
+    assert found["chunks_do_not_add_up"].severity == "error"
+
+
+def untold(pairs):
+    return [
+        (
+            replace(
+                record,
+                num_decode_steps=None,
+                num_verify_steps=None,
+                num_draft_tokens=None,
+                num_accepted_tokens=None,
+                acceptance_histogram_untrimmed=None,
+            ),
+            chunk,
+        )
+        for record, chunk in pairs
+    ]
+
+
+def test_low_acceptance_is_found_by_counters_where_answers_do_not_tell():
+    found = findings(untold(exchange()), num_accepted_tokens=4)
+    assert "by the server's counters, is 1.02" in found["low_acceptance_length"].sentence
+    assert findings(untold(exchange())) == {}
+
+
+def test_an_arm_that_never_drafts_is_found():
+    found = findings(untold(exchange()), num_drafts=0, num_draft_tokens=0, num_accepted_tokens=0)
+    assert "Not one step had a draft" in found["never_drafted"].sentence
+    baseline = cell(Arm("baseline"), "a", on_server=True, workload=ARM.workload)
+    assert findings(untold(exchange()), baseline) == {}

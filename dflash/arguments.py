@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from dflash.config import ARM_NAMES, DTYPES, BenchmarkConfig
 from dflash.errors import UsageError
+from dflash.server_options import ARRIVALS, ROUTES
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -28,6 +29,8 @@ class _Flag:
     help: str
     metavar: str | None = None
     choices: tuple[str, ...] | None = None
+    many: bool = False  # may be repeated
+    off: bool = False  # a switch that turns its field off
 
 
 def _list_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
@@ -67,9 +70,59 @@ _GROUPS: dict[str, tuple[_Flag, ...]] = {
         _Flag(
             "trust_remote_code", ("--trust-remote-code",), None, "run code that a model repository carries"
         ),
-        _Flag("base_url", ("--base-url",), str, "where the server listens", "URL"),
-        _Flag("timeout_s", ("--timeout-s",), float, "give up on a request after this time", "SECONDS"),
         _Flag("script", ("--script",), str, "scenario of the simulated backend (TOML or JSON)", "FILE"),
+    ),
+    "servers (vllm, sglang)": (
+        _Flag(
+            "base_url", ("--base-url",), str, "the server (default: the engine's port on this machine)", "URL"
+        ),
+        _Flag("baseline_url", ("--baseline-url",), str, "a second server, which decodes plainly", "URL"),
+        _Flag("arm_urls", ("--arm",), str, "a server for any arm; may be repeated", "NAME=URL", many=True),
+        _Flag(
+            "metrics_urls",
+            ("--metrics-url",),
+            str,
+            "its Prometheus counters (default: /metrics at the server); may be repeated",
+            "[NAME=]URL",
+            many=True,
+        ),
+        _Flag("serve", ("--serve",), None, "start the engine's own server, one arm after the other"),
+        _Flag(
+            "server_args",
+            ("--server-arg",),
+            str,
+            "a word for the engine's command line, as --server-arg=WORD; after NAME: only for that arm",
+            "[NAME:]WORD",
+            many=True,
+        ),
+        _Flag("engine_python", ("--engine-python",), str, "Python that the engine is installed for", "PATH"),
+        _Flag("route", ("--route",), str, "how prompts are sent (default: chat)", choices=ROUTES),
+        _Flag("request_rate", ("--request-rate",), float, "open loop: requests a second", "RATE"),
+        _Flag("arrivals", ("--arrivals",), str, "of an open loop (default: poisson)", choices=ARRIVALS),
+        _Flag("slo", ("--slo",), str, "what counts as good, such as ttft:500ms,tpot:50ms", "LIMITS"),
+        _Flag("api_key", ("--api-key",), str, "key of the servers; never stored", "KEY"),
+        _Flag(
+            "api_key_variable",
+            ("--api-key-env",),
+            str,
+            "environment variable that holds it (default: OPENAI_API_KEY where it is set)",
+            "NAME",
+        ),
+        _Flag(
+            "headers",
+            ("--header",),
+            str,
+            "a further header; may be repeated; never stored",
+            "'NAME: VALUE'",
+            many=True,
+        ),
+        _Flag("verify_tls", ("--insecure",), None, "accept any TLS certificate (stamped)", off=True),
+        _Flag("connect_timeout_s", ("--connect-timeout-s",), float, "default: 10", "SECONDS"),
+        _Flag("first_token_timeout_s", ("--first-token-timeout-s",), float, "default: 300", "SECONDS"),
+        _Flag(
+            "chunk_timeout_s", ("--chunk-timeout-s",), float, "between two chunks (default: 120)", "SECONDS"
+        ),
+        _Flag("timeout_s", ("--timeout-s",), float, "of a whole request (default: no limit)", "SECONDS"),
     ),
     "on what": (
         _Flag(
@@ -200,6 +253,7 @@ def parse_benchmark_arguments(argv: Sequence[str]) -> BenchmarkConfig:
         raise UsageError("--no-baseline contradicts --arms", "give one of them")
     if values.pop("enable_thinking", False) and values.setdefault("reasoning", "on") != "on":
         raise UsageError("--enable-thinking contradicts --reasoning", "give one of them")
+    values.update({name: tuple(value) for name, value in values.items() if isinstance(value, list)})
     return BenchmarkConfig(**values)
 
 
@@ -212,15 +266,27 @@ def benchmark_command(config: BenchmarkConfig) -> str:
         if value == defaults[flag.field] and flag.field != "backend":
             continue
         words.append(flag.names[0])
-        if flag.parse is not None:
+        if flag.many:
+            words[-1:] = [f"{flag.names[0]}={item}" for item in value]
+        elif flag.parse is not None:
             words.append(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
     return shlex.join(words)
 
 
 def _add(group: argparse._ArgumentGroup, flag: _Flag) -> None:
     if flag.parse is None:
-        action = "store_false" if flag.names[0].startswith("--no-") else "store_true"
+        action = "store_false" if flag.off or flag.names[0].startswith("--no-") else "store_true"
         group.add_argument(*flag.names, dest=flag.field, action=action, help=flag.help)
+        return
+    if flag.many:
+        group.add_argument(
+            *flag.names,
+            dest=flag.field,
+            type=flag.parse,
+            help=flag.help,
+            metavar=flag.metavar,
+            action="append",
+        )
         return
     metavar = flag.metavar or (None if flag.choices else flag.names[0].rsplit("-", 1)[-1].upper())
     group.add_argument(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash.datasets.catalogue import CUSTOM, expand_datasets
 from dflash.errors import UsageError
+from dflash.server_options import NO_CAP, SERVER_BACKENDS, check_servers
 
 ARM_NAMES = ("baseline", "dflash")
 DTYPES = ("float32", "bfloat16", "float16")
-IN_PROCESS_BACKENDS = ("transformers", "mlx", "simulated")
 DEFAULT_DATASET = "quickstart"
 MAX_RUN_NAME = 120
 MAX_INTEGER = 2**53  # every JSON reader takes integers up to here
@@ -54,7 +54,7 @@ class BenchmarkConfig:
     top_p: float | None = None
     top_k: int | None = None
     reasoning: str = "off"
-    concurrencies: tuple[int, ...] = (1,)
+    concurrencies: tuple[int, ...] = ()  # empty: one request at a time; in an open loop no limit
     block_sizes: tuple[int, ...] = ()  # empty: what the draft was trained for (the quickstart draft: 4)
     arms: tuple[str, ...] = ("baseline", "dflash")
     seed: int = 0
@@ -64,8 +64,25 @@ class BenchmarkConfig:
     attn_implementation: str | None = None
     trust_remote_code: bool = False
     force_block_size: bool = False
-    base_url: str | None = None
-    timeout_s: float | None = None
+    base_url: str | None = None  # of a server; None: the engine's own port on this machine
+    baseline_url: str | None = None  # of a second server, which decodes plainly
+    arm_urls: tuple[str, ...] = ()  # NAME=URL, any number
+    metrics_urls: tuple[str, ...] = ()  # URL, or NAME=URL
+    serve: bool = False  # start the engine's own server, one arm after the other
+    server_args: tuple[str, ...] = ()  # words for it; after "NAME:" only for that arm
+    engine_python: str | None = None  # of the environment that the engine is installed in
+    route: str = "chat"
+    api_key: str | None = field(default=None, repr=False)
+    api_key_variable: str | None = None
+    headers: tuple[str, ...] = field(default=(), repr=False)  # "NAME: VALUE"
+    verify_tls: bool = True
+    connect_timeout_s: float | None = None  # None: 10
+    first_token_timeout_s: float | None = None  # None: 300
+    chunk_timeout_s: float | None = None  # None: 120
+    timeout_s: float | None = None  # of a whole request; None: no limit
+    request_rate: float | None = None  # requests a second (open loop); None: closed loop
+    arrivals: str = "poisson"
+    slo: str | None = None  # what counts as good: "ttft:500ms,tpot:50ms"
     script: str | None = None
     num_warmup: int | None = None  # None: max(2, concurrency) prompts that are used for nothing else
     max_error_rate: float = 0.0
@@ -84,7 +101,13 @@ class BenchmarkConfig:
         _check_ranges(self)
         _check_sampling(self)
         _check_models(self)
+        check_servers(self)
         _check_output(self)
+
+    @property
+    def loads(self) -> tuple[int, ...]:
+        """Requests in flight, as a grid: the limit of an open loop, the level of a closed one."""
+        return self.concurrencies or ((1,) if self.request_rate is None else (NO_CAP,))
 
     @property
     def dataset_names(self) -> tuple[str, ...]:
@@ -113,9 +136,14 @@ def _check_lists(config: BenchmarkConfig) -> None:
         twice = [value for place, value in enumerate(values) if value in values[:place]]
         if twice:
             raise UsageError(f"{flag} names {twice[0]!r} twice", "give each value once")
-        if not values and flag != "--block-size":
+        if not values and flag not in ("--block-size", "--concurrency"):
             raise UsageError(f"{flag} is empty", "give at least one value")
-    unknown = [name for name in config.arms if name not in ARM_NAMES]
+    known = (
+        [name for name in config.arms if _WORD.fullmatch(name)]
+        if config.backend in SERVER_BACKENDS
+        else ARM_NAMES
+    )
+    unknown = [name for name in config.arms if name not in known]
     if unknown:
         raise UsageError(f"unknown arm {unknown[0]!r}", f"choose from {', '.join(ARM_NAMES)}")
     if config.block_sizes and config.arms == ("baseline",):
@@ -185,8 +213,6 @@ def _check_ranges(config: BenchmarkConfig) -> None:
         raise UsageError(f"--min-prompt-chars {low} is above --max-prompt-chars {high}", "give low and high")
     if not 0 <= config.max_error_rate <= 1:
         raise UsageError(f"--max-error-rate {config.max_error_rate:g} is no share", "give 0 to 1")
-    if config.timeout_s is not None and not (config.timeout_s > 0 and math.isfinite(config.timeout_s)):
-        raise UsageError(f"--timeout-s {config.timeout_s:g} is no waiting time", "give seconds above 0")
     if config.smoke and config.num_prompts not in (None, 1):
         raise UsageError("--smoke runs one prompt per cell and contradicts --num-prompts", "drop one of them")
     if not _WORD.fullmatch(config.reasoning):
@@ -217,11 +243,6 @@ def _check_models(config: BenchmarkConfig) -> None:
             raise UsageError(f"{flag} is empty", "give a model id or a folder, or drop it")
     if config.dtype is not None and config.dtype not in DTYPES:
         raise UsageError(f"unknown dtype {config.dtype!r}", f"choose from {', '.join(DTYPES)}")
-    if config.base_url is not None and config.backend in IN_PROCESS_BACKENDS:
-        raise UsageError(
-            f"--base-url contradicts --backend {config.backend}, which runs in this process",
-            "drop one of them",
-        )
     if config.script is not None and config.backend != "simulated":
         raise UsageError(
             f"--script contradicts --backend {config.backend}", "scripts are for --backend simulated"

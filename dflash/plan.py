@@ -14,6 +14,7 @@ from dflash.environment import without_home
 from dflash.errors import UsageError
 from dflash.prompts import Prompt, PromptSet
 from dflash.results.records import BASELINE, Arm, Cell, Workload
+from dflash.server_options import SERVER_BACKENDS, endpoints_of
 
 DEFAULT_NUM_PROMPTS = 128
 DEFAULT_MAX_NEW_TOKENS = 2048
@@ -36,6 +37,10 @@ class Group:
         return self.cells[0].workload
 
     @property
+    def workload_id(self) -> str:
+        return self.cells[0].workload_id
+
+    @property
     def has_baseline(self) -> bool:
         return self.cells[0].arm.is_baseline
 
@@ -51,7 +56,12 @@ class Group:
 
 
 def planned_arms(config: BenchmarkConfig) -> tuple[Arm, ...]:
-    """The baseline once, and every other arm once per block size (None: the draft's own)."""
+    """The baseline once, and every other arm once per block size (None: the draft's own).
+
+    On running servers one arm per server; one that has no label is named "" until it was asked.
+    """
+    if config.backend in SERVER_BACKENDS and not config.serve:
+        return _arms_of_servers(config)
     drafting = [
         Arm(name, block_size)
         for name in config.arms
@@ -59,6 +69,14 @@ def planned_arms(config: BenchmarkConfig) -> tuple[Arm, ...]:
         for block_size in config.block_sizes or (None,)
     ]
     return (*((Arm(BASELINE),) if BASELINE in config.arms else ()), *drafting)
+
+
+def _arms_of_servers(config: BenchmarkConfig) -> tuple[Arm, ...]:
+    names = [endpoint.arm or "" for endpoint in endpoints_of(config)] or [
+        config.arms[0] if len(config.arms) == 1 else ""
+    ]
+    block_size = config.block_sizes[0] if config.block_sizes else None
+    return tuple(Arm(name, None if name == BASELINE else block_size) for name in names)
 
 
 def num_prompts_asked(config: BenchmarkConfig) -> int:
@@ -83,12 +101,15 @@ def make_groups(
     prompt_sets: Sequence[PromptSet],
     description: BackendDescription,
     environment: Mapping[str, Any],
+    *,
+    has_baseline: bool | None = None,
 ) -> tuple[Group, ...]:
     """Every data set with every concurrency, all arms in each.
 
     Args:
         prompt_sets: one per data set, in the order of `config.datasets`.
         environment: the fingerprint, the engine's under `engine`.
+        has_baseline: whether the history of later turns is a baseline's; None: where one is among the arms.
 
     Raises:
         UsageError: a data set is empty, or holds a prompt id twice.
@@ -96,9 +117,9 @@ def make_groups(
     for prompt_set in prompt_sets:
         _check_prompts(prompt_set)
     return tuple(
-        _make_group(config, prompt_set, concurrency, description, environment)
+        _make_group(config, prompt_set, concurrency, description, environment, has_baseline)
         for prompt_set in prompt_sets
-        for concurrency in config.concurrencies
+        for concurrency in config.loads
     )
 
 
@@ -128,7 +149,7 @@ def plan_lines(config: BenchmarkConfig) -> list[str]:
     """The plan in words, as `--list` prints it; nothing is loaded: what only the draft knows stays open."""
     lines = []
     for dataset in config.dataset_names:
-        for concurrency in config.concurrencies:
+        for concurrency in config.loads:
             for arm in planned_arms(config):
                 own = " B=the draft's own" if not arm.is_baseline and arm.block_size is None else ""
                 lines.append(
@@ -150,6 +171,7 @@ def _make_group(
     concurrency: int,
     description: BackendDescription,
     environment: Mapping[str, Any],
+    has_baseline: bool | None,
 ) -> Group:
     workload = Workload(
         target=without_home(description.target),
@@ -165,14 +187,15 @@ def _make_group(
         seed=config.seed,
         reasoning=config.reasoning,
         concurrency=concurrency,
+        request_rate=config.request_rate,
     )
     arms = [replace(arm, draft=without_home(arm.draft)) if arm.draft else arm for arm in description.arms]
     arms.sort(key=lambda arm: not arm.is_baseline)
     num_requests = prompt_set.num_requests or len(prompt_set.prompts)
     notes = []
-    if any(len(prompt.turns) > 1 for prompt in prompt_set.prompts) and not any(
-        arm.is_baseline for arm in arms
-    ):
+    if has_baseline is None:
+        has_baseline = any(arm.is_baseline for arm in arms)
+    if any(len(prompt.turns) > 1 for prompt in prompt_set.prompts) and not has_baseline:
         notes.append("history=own: later turns follow this arm's own answers, so it is paired with nothing")
     if num_requests > len(prompt_set.prompts):
         notes.append(f"repeat: {len(prompt_set.prompts)} prompts make {num_requests} requests")
@@ -197,6 +220,7 @@ def _make_cell(
         workload=workload,
         arm=arm,
         weights_bytes=description.weights_bytes.get(arm.name),
+        on_server=config.backend in SERVER_BACKENDS,
         notes=notes,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from dflash.errors import UsageError
@@ -13,15 +13,22 @@ from dflash.results.records import Arm, Cell, RequestRecord, RunInfo, Workload
 Unit = tuple[str, int]  # prompt, repeat
 
 
-def check_same_identity(info: RunInfo, cells: Sequence[Cell], environment: Mapping[str, Any]) -> None:
+def check_same_identity(
+    info: RunInfo, cells: Sequence[Cell], environment: Mapping[str, Any], *, is_whole: bool = True
+) -> None:
     """Every cell of the run must be among `cells`, unchanged; more may be added.
+
+    Args:
+        is_whole: False: `cells` are some of those that the command will bring, and only these are compared.
 
     Raises:
         UsageError: names the first field that differs, with both values.
     """
-    planned = {_slot(cell): cell for cell in cells}
+    planned = {slot_of(cell): cell for cell in cells}
     for old in info.cells:
-        new = planned.get(_slot(old))
+        new = planned.get(slot_of(old))
+        if new is None and not is_whole:
+            continue
         if new is None:
             others = {cell.backend for cell in cells}
             if old.backend not in others:
@@ -57,7 +64,12 @@ def finished_units(group: Group, records: Iterable[RequestRecord]) -> set[Unit]:
     }
 
 
-def _slot(cell: Cell) -> tuple[object, ...]:
+def finished_units_of_cell(group: Group, cell: Cell, records: Iterable[RequestRecord]) -> set[Unit]:
+    """Prompts and repeats of which every turn completed in `cell`: a server's requests stand alone."""
+    return finished_units(replace(group, cells=(cell,)), records)
+
+
+def slot_of(cell: Cell) -> tuple[object, ...]:
     """Where a cell stands in the grid."""
     workload = cell.workload
     return (cell.backend, workload.dataset, workload.concurrency, cell.arm.name, cell.arm.block_size)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from dflash.asking import request_seed
 from dflash.backends import create_backend
@@ -18,12 +19,13 @@ from dflash.backends.base import (
     GenerationRequest,
     Message,
     Sampling,
+    ServerBackend,
 )
 from dflash.command_line import one_line
 from dflash.config import BenchmarkConfig, check_concurrency
 from dflash.datasets.catalogue import expand_datasets
 from dflash.environment import fingerprint
-from dflash.errors import RequestError, TooManyFailuresError, UsageError
+from dflash.errors import RequestError, TooManyFailuresError
 from dflash.interleaved import InterleavedRunner
 from dflash.interrupts import Interrupts
 from dflash.plan import (
@@ -38,6 +40,8 @@ from dflash.prompt_sets import load_prompt_sets, load_warmup_texts
 from dflash.prompts import PromptSet
 from dflash.recorder import Invocation, RunRecorder, new_run_folder
 from dflash.results.store import INFO_FILE, Run, RunWriter, load_run
+from dflash.served import BaselineTexts, ServedRunner
+from dflash.server_options import SERVER_BACKENDS, api_key_of, endpoints_of, headers_of, timeouts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +98,7 @@ def execute(
             interrupts = stack.enter_context(Interrupts())
         if backend is None:
             backend = create_backend(config.backend, backend_settings(config))
-        check_concurrency(config.concurrencies, config.backend, backend.capabilities.max_concurrency)
-        if not backend.capabilities.interleaves_arms:
-            raise UsageError(
-                f"backend {config.backend!r} does not run its arms in one process", "choose another --backend"
-            )
+        check_concurrency(config.loads, config.backend, backend.capabilities.max_concurrency)
         prompt_sets = load_prompt_sets(config)
         execution = _Execution(
             config, backend, prompt_sets, progress or SilentProgress(), interrupts, invocation or Invocation()
@@ -116,7 +116,15 @@ def backend_settings(config: BenchmarkConfig) -> BackendSettings:
         attn_implementation=config.attn_implementation,
         trust_remote_code=config.trust_remote_code,
         force_block_size=config.force_block_size,
+        endpoints=endpoints_of(config) if config.backend in SERVER_BACKENDS else (),
+        block_size=config.block_sizes[0] if len(config.block_sizes) == 1 else None,
         reasoning=config.reasoning,
+        route=config.route,
+        timeouts=timeouts_of(config),
+        api_key=api_key_of(config, os.environ),
+        headers=headers_of(config),
+        verify_tls=config.verify_tls,
+        max_concurrency=max(config.loads),
         script=config.script,
     )
 
@@ -160,6 +168,7 @@ class _Execution:
         self._writer: RunWriter | None = None
         self._recorder: RunRecorder | None = None
         self._error: BaseException | None = None
+        self._texts = BaselineTexts()
 
     def run(self) -> Outcome:
         name = self._config.run_name
@@ -208,26 +217,28 @@ class _Execution:
             description = await self._backend.open(planned_arms(self._config))
             environment: dict[str, Any] = fingerprint() | {"engine": dict(description.environment)}
             groups = make_groups(self._config, self._prompt_sets, description, environment)
-            notes = [note for prompt_set in self._prompt_sets for note in prompt_set.notes]
-            notes += expand_datasets(self._config.datasets)[1]
-            with self._interrupts.shield():  # a run folder is whole or not there
-                if self._writer is None:
-                    self._writer = RunWriter(new_run_folder(self._config))
-                self._recorder = RunRecorder(
-                    self._writer,
-                    self._config,
-                    groups,
-                    self._prompt_sets,
-                    environment,
-                    (*description.notes, *notes),
-                    self._invocation,
-                    self._interrupts,
-                )
-            await self._run_groups(groups, self._recorder)
+            recorder = self._begin_stage(groups, environment, description.notes)
+            await self._run_groups(groups, recorder)
+            recorder.finish()
             if self._config.execute_code and self._error is None:
-                self._execute_code(self._recorder)
+                self._execute_code(recorder)
         finally:
             await self._close_backend()
+
+    def _begin_stage(
+        self, groups: Sequence[Group], environment: dict[str, Any], notes: Sequence[str]
+    ) -> RunRecorder:
+        set_notes = [note for prompt_set in self._prompt_sets for note in prompt_set.notes]
+        set_notes += expand_datasets(self._config.datasets)[1]
+        with self._interrupts.shield():  # a run folder is whole or not there
+            if self._writer is None:
+                self._writer = RunWriter(new_run_folder(self._config))
+            recorder = self._recorder or RunRecorder(
+                self._writer, self._config, self._prompt_sets, self._invocation, self._interrupts
+            )
+            recorder.begin_stage(groups, environment, (*notes, *set_notes))
+            self._recorder = recorder
+        return recorder
 
     async def _close_backend(self) -> None:
         try:
@@ -238,12 +249,12 @@ class _Execution:
             self._progress.say(f"closing the engine failed: {type(error).__name__}: {error}")
 
     async def _run_groups(self, groups: Sequence[Group], recorder: RunRecorder) -> None:
-        runner = InterleavedRunner(self._backend, recorder, self._progress, self._config.repeats, self._stop)
+        runner = self._make_runner(groups, recorder)
         num_units = [len(runner.units_to_run(group)) for group in groups]
         current = groups[0]
         try:
             self._progress.start(sum(num_units))
-            if sum(num_units):
+            if sum(num_units) and not self._backend.capabilities.has_servers:
                 await self._warm_up(groups[0])
             for group in groups:
                 current = group
@@ -258,7 +269,25 @@ class _Execution:
         except Exception as error:
             self._error = error
             recorder.set_status(current, "failed", one_line(f"{type(error).__name__}: {error}"))
-        recorder.finish()
+
+    def _make_runner(
+        self, groups: Sequence[Group], recorder: RunRecorder
+    ) -> InterleavedRunner | ServedRunner:
+        config = self._config
+        if not self._backend.capabilities.has_servers:
+            return InterleavedRunner(self._backend, recorder, self._progress, config.repeats, self._stop)
+        return ServedRunner(
+            cast(ServerBackend, self._backend),
+            recorder,
+            self._progress,
+            config.repeats,
+            self._stop,
+            arrivals=config.arrivals,
+            num_warmup=config.num_warmup,
+            warmup_texts=load_warmup_texts(),
+            texts=self._texts,
+            has_baseline=any(recorder.baseline_cell(group.workload_id) is not None for group in groups),
+        )
 
     def _execute_code(self, recorder: RunRecorder) -> None:
         """Try out what the arms wrote. Every clock has stopped; what goes wrong here loses no measurement."""

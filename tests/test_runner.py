@@ -13,7 +13,7 @@ from made_up_prompts import EXACT, made_up_prompts, run_simulated, simulated, us
 import dflash
 import dflash.runner
 from dflash.asking import request_seed
-from dflash.backends.base import Capabilities, Generation, GenerationRequest
+from dflash.backends.base import Generation, GenerationRequest
 from dflash.backends.scenario import Fault
 from dflash.backends.simulated import SimulatedBackend
 from dflash.command_line import exit_code_of
@@ -421,9 +421,6 @@ def test_a_load_that_the_engine_cannot_take_is_refused_before_it_is_opened(
     monkeypatch.setattr(backend, "open", None)
     config = BenchmarkConfig(backend="simulated", output_dir=tmp_path, concurrencies=(1, 2))
     with pytest.raises(UsageError, match="--concurrency 2: backend 'simulated' runs at most 1"):
-        execute(config, backend=backend)
-    monkeypatch.setattr(backend, "capabilities", Capabilities(in_process=False, max_concurrency=None))
-    with pytest.raises(UsageError, match="does not run its arms in one process"):
         execute(config, backend=backend)
     assert list(tmp_path.iterdir()) == []
 

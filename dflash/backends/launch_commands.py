@@ -214,9 +214,6 @@ def _sglang(arm: Arm, settings: LaunchSettings, install: EngineInstall, on_cpu: 
             )
     else:
         options += [("--attention-backend", "trtllm_mha")]
-        notes.append(
-            "trtllm_mha needs a Blackwell GPU: elsewhere give --server-arg='--attention-backend fa3'"
-        )
         if drafts:
             kernel: Options = [("--speculative-draft-attention-backend", "fa4")]
             options += _that_it_has(kernel, install, notes)

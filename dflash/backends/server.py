@@ -73,7 +73,7 @@ class LaunchedServer:
         self.start_s: float | None = None  # until it was ready
         self.pid: int | None = None  # of the server, and the number of its process group
         self.exit_code: int | None = None  # minus the signal; None: it runs
-        self._announce = lambda line: announce("".join(c if c.isprintable() else " " for c in line))
+        self._tell = announce
         self._ready_timeout_s = ready_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._announce_every_s = announce_every_s
@@ -111,6 +111,9 @@ class LaunchedServer:
     def tail(self) -> list[str]:
         """The last lines of interest of the log, harmless to print."""
         return last_lines(self._read_log())
+
+    def _announce(self, line: str) -> None:
+        self._tell("".join(character if character.isprintable() else " " for character in line))
 
     async def _start(self) -> None:
         began = time.monotonic()
@@ -261,9 +264,7 @@ class LaunchedServer:
             return None
         with suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
-        fault = self._unavailable(
-            "could not be ended with certainty: look for its processes, group {self.pid}"
-        )
+        fault = self._unavailable(f"may not have ended: look for processes of the group {self.pid}")
         self._announce(fault.fault)
         return fault
 

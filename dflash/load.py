@@ -114,7 +114,7 @@ class LoopLag:
         for lag_us in sorted(self._counts):
             seen += self._counts[lag_us]
             if seen >= wanted:
-                return lag_us * 1000
+                return min(lag_us * 1000, self.max_ns or 0)
         return None
 
     async def _measure(self) -> None:

@@ -1,0 +1,214 @@
+"""Arms on servers, against simulated ones over real HTTP: what is sent, kept, counted, resumed and given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_prompts import EXACT, made_up_prompts
+
+import dflash.runner
+from dflash.backends.scenario import Fault, Scenario, ServerSettings
+from dflash.backends.sglang import SglangBackend
+from dflash.backends.simulated_http import simulated_server_thread
+from dflash.backends.vllm import VllmBackend
+from dflash.config import BenchmarkConfig
+from dflash.errors import EXIT_UNAVAILABLE, UnavailableError
+from dflash.results.records import RequestRecord
+from dflash.results.store import Run
+from dflash.results.summary import summarise_run
+from dflash.runner import Outcome, backend_settings, execute
+from dflash.served import Block, plan_blocks, text_of_length
+
+PROTOCOLS = ("vllm", "sglang")
+SCENARIO = replace(EXACT, server=ServerSettings(per_request_spec_decode_metrics="detailed"))
+
+
+class Servers:
+    """The two servers of a run, and what they saw."""
+
+    def __init__(self, baseline: Any, drafting: Any) -> None:
+        self.baseline, self.drafting = baseline, drafting
+
+
+@contextmanager
+def two_servers(
+    protocol: str, scenario: Scenario = SCENARIO, drafting: Scenario | None = None
+) -> Iterator[Servers]:
+    with ExitStack() as stack:
+        yield Servers(
+            stack.enter_context(simulated_server_thread(protocol, scenario, arm="baseline", time_scale=0)),
+            stack.enter_context(
+                simulated_server_thread(
+                    protocol, drafting or scenario, arm="dflash", block_size=4, time_scale=0
+                )
+            ),
+        )
+
+
+@pytest.fixture(autouse=True)
+def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_prompts(monkeypatch)
+
+
+def use_prompts(monkeypatch: pytest.MonkeyPatch, num_prompts: int = 10, num_turns: int = 1) -> None:
+    prompts = made_up_prompts(num_prompts, num_turns)
+    monkeypatch.setattr(dflash.runner, "load_prompt_sets", lambda config: (prompts,))
+    monkeypatch.setattr(dflash.runner, "load_warmup_texts", lambda: ("warm", "up"))
+
+
+def run_on(servers: Servers, folder: Path, protocol: str, **settings: Any) -> Outcome:
+    values: dict[str, Any] = {
+        "baseline_url": servers.baseline.url,
+        "base_url": servers.drafting.url,
+        "run_name": "run",
+        "num_warmup": 1,
+        **settings,
+    }
+    config = BenchmarkConfig(backend=protocol, output_dir=folder, **values)
+    kind = VllmBackend if protocol == "vllm" else SglangBackend
+    # the simulated counters are never late
+    return execute(config, backend=kind(backend_settings(config), quiet_s=0.02))
+
+
+def of_arm(run: Run, name: str) -> list[RequestRecord]:
+    ids = {cell.cell_id for cell in run.info.cells if cell.arm.name == name}
+    return [record for record in run.records if record.cell_id in ids]
+
+
+class TestBlocks:
+    UNITS = tuple((index, 0) for index in range(16))
+
+    def test_arms_take_turns(self) -> None:
+        blocks = plan_blocks([self.UNITS, self.UNITS], 2, baseline_first=False)
+        assert [(block.arm_index, block.number) for block in blocks] == [(0, 0), (1, 0), (1, 1), (0, 1)]
+        assert [unit for block in blocks if block.arm_index == 0 for unit in block.units] == list(self.UNITS)
+        assert blocks[0].units == blocks[1].units, "both arms see the same half at about the same time"
+
+    def test_the_baseline_comes_first_where_others_need_its_answers(self) -> None:
+        blocks = plan_blocks([self.UNITS, self.UNITS, self.UNITS], 1, baseline_first=True)
+        assert [block.arm_index for block in blocks] == [0, 1, 2, 0, 1, 2]
+
+    @pytest.mark.parametrize(("num_units", "concurrency"), [(15, 2), (1, 1), (16, 3)])
+    def test_few_units_are_not_split(self, num_units: int, concurrency: int) -> None:
+        units = self.UNITS[:num_units]
+        blocks = plan_blocks([units, units], concurrency, baseline_first=False)
+        assert blocks == [Block(0, 0, units), Block(1, 0, units)]
+
+    def test_what_is_done_is_left_out(self) -> None:
+        assert plan_blocks([(), self.UNITS[:3]], 1, baseline_first=False) == [Block(1, 0, self.UNITS[:3])]
+        assert plan_blocks([(), ()], 1, baseline_first=False) == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+class TestRun:
+    def test_every_count_is_the_servers(self, tmp_path: Path, protocol: str) -> None:
+        with two_servers(protocol) as servers:
+            outcome = run_on(servers, tmp_path, protocol, concurrencies=(2,))
+        assert outcome.error is None
+        run = outcome.run
+        assert [cell.arm.label for cell in run.info.cells] == ["baseline", "dflash B=4"]
+        assert all(cell.on_server for cell in run.info.cells)
+        assert len(of_arm(run, "baseline")) == len(of_arm(run, "dflash")) == 10
+        for record in of_arm(run, "dflash"):
+            assert (record.num_output_tokens, record.num_decode_steps) == (9, 2)
+        for record in of_arm(run, "baseline"):
+            assert (record.num_output_tokens, record.num_decode_steps) == (9, 8)
+        baseline, drafting = summarise_run(run).cells
+        assert drafting.number("acceptance_length") == pytest.approx(4.0)
+        assert drafting.number("agreement") == 1.0
+        assert baseline.number("num_completed") == 10
+
+    def test_windows_hold_what_the_server_counted(self, tmp_path: Path, protocol: str) -> None:
+        with two_servers(protocol) as servers:
+            run = run_on(servers, tmp_path, protocol, concurrencies=(1,)).run
+        windows = run.windows()
+        assert len(windows) == 4, "A B B A"
+        assert [window.block for window in windows] == [0, 0, 1, 1]
+        cells = [
+            cell.arm.name for window in windows for cell in run.info.cells if cell.cell_id == window.cell_id
+        ]
+        assert cells == ["baseline", "dflash", "dflash", "baseline"]
+        assert sum(window.num_generation_tokens or 0 for window in windows) == 2 * 10 * 9, "no warm-up in it"
+        assert all(window.started_ns < window.ended_ns for window in windows)
+        blocks = {(record.cell_id, record.block) for record in run.records}
+        assert blocks == {(window.cell_id, window.block) for window in windows}
+
+    def test_later_turns_follow_the_baselines_answers(
+        self, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_prompts(monkeypatch, num_prompts=3, num_turns=2)
+        differing = replace(SCENARIO, faults=(Fault("differ", position=2),))
+        with two_servers(protocol, drafting=differing) as servers:
+            run = run_on(servers, tmp_path, protocol, concurrencies=(2,)).run
+        prompts = {
+            name: {(r.prompt_id, r.turn): r.num_prompt_tokens for r in of_arm(run, name)}
+            for name in ("baseline", "dflash")
+        }
+        assert prompts["baseline"] == prompts["dflash"]
+        assert len(prompts["dflash"]) == 6
+        assert {r.finish_reason for r in run.records} == {"stop"}
+
+    def test_a_run_goes_on_where_it_was(
+        self, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with two_servers(protocol) as servers:
+            run_on(servers, tmp_path, protocol)
+            use_prompts(monkeypatch, num_prompts=10)
+            again = run_on(servers, tmp_path, protocol)
+            assert again.error is None
+            assert len(again.run.records) == 20
+            more = run_on(servers, tmp_path, protocol, repeats=2)
+        assert len(more.run.records) == 40
+        assert len({(r.cell_id, r.prompt_id, r.repeat) for r in more.run.records}) == 40
+
+    def test_differences_are_found_in_what_was_kept(self, tmp_path: Path, protocol: str) -> None:
+        differing = replace(SCENARIO, faults=(Fault("differ", position=3),))
+        with two_servers(protocol, drafting=differing) as servers:
+            run = run_on(servers, tmp_path, protocol).run
+        drafting = summarise_run(run).cells[1]
+        assert drafting.number("agreement") == 0.0
+        assert {difference.position for difference in run.differences} == {3}
+        assert len(run.differences) == 10
+
+    def test_a_server_that_is_gone_ends_the_run_and_loses_nothing(
+        self, tmp_path: Path, protocol: str
+    ) -> None:
+        with two_servers(protocol) as servers:
+            run_on(servers, tmp_path, protocol)
+        with pytest.raises(UnavailableError) as caught:
+            run_on(servers, tmp_path, protocol, repeats=2)
+        assert caught.value.exit_code == EXIT_UNAVAILABLE
+        assert len(dflash.load_run(tmp_path / "run").records) == 20
+
+
+def test_a_key_is_in_no_file(tmp_path: Path) -> None:
+    with two_servers("vllm") as servers:
+        config = BenchmarkConfig(
+            backend="vllm",
+            base_url=servers.drafting.url,
+            baseline_url=servers.baseline.url,
+            api_key="sk-very-secret",
+            headers=("X-Secret: swordfish-1",),
+            output_dir=tmp_path,
+            run_name="run",
+            num_warmup=0,
+        )
+        execute(config)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        content = path.read_bytes()
+        assert b"sk-very-secret" not in content, path
+        assert b"swordfish-1" not in content, path
+    assert "sk-very-secret" not in repr(config)
+
+
+def test_warm_up_texts_have_the_measured_length() -> None:
+    assert text_of_length("warm", 10) == "warm\nwarm"
+    assert text_of_length("a long text", 6) == "a long"
+    assert text_of_length("x", 0) == "x"

@@ -23,7 +23,7 @@ MIN_RELEASES = {"vllm": MIN_DFLASH_RELEASE, "sglang": (0, 5, 11)}  # that draft 
 # Options that came or may go with some release: they are looked for in the engine's source.
 LOOKED_FOR = {
     "vllm": ("enable-per-request-metrics", "per-request-spec-decode-metrics", "enable-prompt-tokens-details"),
-    "sglang": ("speculative-draft-attention-backend", "enable-cache-report"),
+    "sglang": ("speculative-draft-attention-backend", "enable-cache-report", "disable-cuda-graph"),
 }
 _SOURCES = {"vllm": ("entrypoints", "engine"), "sglang": ("srt/server_args.py", "srt/arg_groups")}
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, either under Windows

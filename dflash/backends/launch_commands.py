@@ -208,6 +208,7 @@ def _sglang(arm: Arm, settings: LaunchSettings, install: EngineInstall, on_cpu: 
             )
     if on_cpu:
         options += _sglang_on_cpu(settings)
+        options += _that_it_has([("--disable-cuda-graph", None)], install, notes)  # deprecated in 0.5.23
         if drafts:
             notes.append(
                 "SGLang drafts on a CPU only through an out-of-tree platform named by SGLANG_PLATFORM"
@@ -241,7 +242,6 @@ def _sglang_on_cpu(settings: LaunchSettings) -> Options:
         ("--max-total-tokens", str(num_tokens)),
         ("--max-running-requests", str(num_requests)),
         ("--disable-overlap-schedule", None),
-        ("--disable-cuda-graph", None),
         ("--skip-server-warmup", None),
         ("--sleep-on-idle", None),  # else an idle server keeps a core busy
     ]

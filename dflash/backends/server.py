@@ -72,7 +72,6 @@ class LaunchedServer:
         self.log_file = log_file
         self.start_s: float | None = None  # until it was ready
         self.pid: int | None = None  # of the server, and the number of its process group
-        self.exit_code: int | None = None  # minus the signal; None: it runs
         self._tell = announce
         self._ready_timeout_s = ready_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -81,6 +80,7 @@ class LaunchedServer:
         self._keeper: subprocess.Popen[bytes] | None = None
         self._unread = b""
         self._refusal: str | None = None
+        self._exit_code: int | None = None
         self._num_left: int | None = None
 
     @property
@@ -90,8 +90,14 @@ class LaunchedServer:
     @property
     def is_running(self) -> bool:
         """Whether the server is there at this moment."""
+        lives = self._keeper is not None and self._keeper.poll() is None
+        return lives and self.pid is not None and self.exit_code is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the server ended by itself, minus the signal; None: it did not."""
         self._read_keeper()
-        return self._keeper is not None and self.pid is not None and self.exit_code is None
+        return self._exit_code
 
     async def __aenter__(self) -> LaunchedServer:
         try:
@@ -195,12 +201,10 @@ class LaunchedServer:
         for line in last_lines(lines):
             self._announce(f"  {line}")
         cause = find_fault(lines)
-        if self.exit_code is None and self.is_running:
-            end = f"was not ready after {waited_s:.0f} s"
-        elif self.exit_code is None:
-            end = "was lost with its keeper"
-        else:
+        if self.exit_code is not None:
             end = f"{describe_exit(self.exit_code)} after {waited_s:.0f} s, before it was ready"
+        else:
+            end = f"was not ready after {waited_s:.0f} s" if self.is_running else "was lost with its keeper"
         return self._unavailable(f"{end}{f' ({cause})' if cause else ''}")
 
     def _unavailable(self, what: str) -> UnavailableError:
@@ -223,7 +227,7 @@ class LaunchedServer:
             elif what == "refused":
                 self._refusal = value
             elif what == "ended":
-                self.exit_code = int(value)
+                self._exit_code = int(value)
             elif what == "left":
                 self._num_left = int(value)
 

@@ -392,8 +392,24 @@ def test_a_server_does_not_outlive_a_killed_keeper(launch, pids):
             assert keeper is not None
             keeper.kill()
             await asyncio.to_thread(wait_until, lambda: not is_alive(server.pid))
+            assert not server.is_running
 
     with pytest.raises(UnavailableError, match="may not have ended: look for processes of the group"):
+        asyncio.run(run())
+    wait_until(lambda: left(pids) == [])
+
+
+@on_linux
+def test_a_server_that_is_lost_before_it_is_ready_is_told(launch, pids):
+    async def run() -> None:
+        server = launch("silent", "helpers")
+        task = asyncio.create_task(start(server))
+        await asyncio.to_thread(wait_until, lambda: len(left(pids)) == 3)
+        assert server._keeper is not None
+        server._keeper.kill()
+        await task
+
+    with pytest.raises(UnavailableError, match="was lost with its keeper"):
         asyncio.run(run())
     wait_until(lambda: left(pids) == [])
 

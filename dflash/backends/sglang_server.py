@@ -32,7 +32,7 @@ HOW_TO_START = (
 )
 INFO_PATHS = ("/server_info", "/get_server_info")
 # Long enough to fill a page of the prefix cache, so that a second answer shows whether cached tokens are told.
-PROBE_TEXT = "Repeat these lines:" + "\none two three four five six seven eight" * 24
+PROBE_TEXT = "Repeat these lines:" + "\none two three four five six seven eight" * 12
 PROBE_TOKENS = 8
 MAX_PROBES = 8  # of the same prompt: each data-parallel rank has a cache of its own
 START_TIMEOUT_S = 30.0
@@ -204,35 +204,36 @@ def _check_ranks(server: SglangServer) -> None:
 
 async def _probe(client: HttpClient, server: SglangServer, settings: BackendSettings) -> SglangServer:
     """What is only seen in answers. None of them is measured."""
-    text = Message("user", PROBE_TEXT)
+    text, route = Message("user", PROBE_TEXT), settings.route
     request = GenerationRequest("probe", Arm(""), (text,), PROBE_TOKENS, reasoning=settings.reasoning)
-    if settings.route == "chat":
-        opposite = replace(request, reasoning="on" if settings.reasoning == "off" else "off")
-    else:
-        opposite = request
-    ask = _ask_natively if settings.route == "generate" else _ask_openai
+    ask = _ask_natively if route == "generate" else _ask_openai
     try:
-        answer, server = await ask(client, server, request, settings.route)
-        has_cached, others = answer.num_cached_tokens is not None, []
-        # Asked again: the other prompt, and the one that the first answer's rank has in its cache.
-        for again in [opposite] + [request] * min(server.num_ranks or 1, MAX_PROBES):
-            if again is request and (has_cached or server.has_prefix_cache is False):
+        answer, server = await ask(client, server, request, route)
+        cached = [answer.num_cached_tokens]
+        if route == "chat" and answer.prompt_ids is not None:
+            other, _ = await ask(client, server, _with_other_reasoning(request), route)
+            server = replace(server, knows_reasoning=other.prompt_ids != answer.prompt_ids)
+            cached.append(other.num_cached_tokens)
+        # The same prompt again, until it comes to a rank that has it in its cache.
+        for _ in range(min(server.num_ranks or 1, MAX_PROBES)):
+            if any(count is not None for count in cached) or server.has_prefix_cache is False:
                 break
-            other, _ = await ask(client, server, replace(again, max_new_tokens=1), settings.route)
-            has_cached = has_cached or other.num_cached_tokens is not None
-            others.append(other)
+            again, _ = await ask(client, server, replace(request, max_new_tokens=1), route)
+            cached.append(again.num_cached_tokens)
     except RequestError as error:
-        raise _probe_error(error, server.url, settings.route) from None
-    if settings.route == "chat" and None not in (answer.prompt_ids, others[0].prompt_ids):
-        server = replace(server, knows_reasoning=others[0].prompt_ids != answer.prompt_ids)
+        raise _probe_error(error, server.url, route) from None
     told = "speculative_algorithm" in server.settings
     return replace(
         server,
         drafts=True if answer.speculation else server.algorithm is not None if told else None,
         has_token_ids=answer.output_ids is not None,
         has_request_counts=answer.speculation is not None,
-        has_cached_tokens=has_cached,
+        has_cached_tokens=any(count is not None for count in cached),
     )
+
+
+def _with_other_reasoning(request: GenerationRequest) -> GenerationRequest:
+    return replace(request, reasoning="on" if request.reasoning == "off" else "off", max_new_tokens=1)
 
 
 async def _ask_openai(
@@ -249,9 +250,8 @@ async def _ask_natively(
     ids: tuple[int, ...] | None = None
     try:
         ids = await render_prompt(client, server.model.model_id, request)
-        other = replace(request, reasoning="on" if request.reasoning == "off" else "off")
-        knows = await render_prompt(client, server.model.model_id, other) != ids
-        server = replace(server, renders_prompts=True, knows_reasoning=knows)
+        other = await render_prompt(client, server.model.model_id, _with_other_reasoning(request))
+        server = replace(server, renders_prompts=True, knows_reasoning=other != ids)
     except RequestError as error:
         if error.kind not in (*NOT_OFFERED, "http_400", "http_422", "bad_answer"):
             raise

@@ -32,7 +32,6 @@ from dflash.backends.base import (
 )
 from dflash.backends.sglang import NO_COUNTERS, SglangBackend
 from dflash.backends.sglang_server import release_of
-from dflash.backends.sglang_stream import NativeStreamReader
 from dflash.errors import RequestError, UnavailableError, UsageError
 from dflash.results import metrics as formulas
 from dflash.results.records import BASELINE, Arm, RequestRecord
@@ -307,7 +306,7 @@ def test_chat_request_says_everything(shared_folder: Path) -> None:
     assert not {"return_token_ids", "return_meta_info"} & set(body)  # a stream is refused with them
 
 
-def test_greedy_request_says_so(shared_folder: Path) -> None:
+def test_serving_faults_26_and_43_greedy_is_said_and_top_k_is_not_made_up(shared_folder: Path) -> None:
     server = recorded(shared_folder, "base")
     generate(server)
     assert server.bodies[-1][1]["temperature"] == 0
@@ -399,7 +398,7 @@ def test_answers_are_asked_again_until_every_rank_could_have_told(shared_folder:
     server.info["dp_size"] = 3
     describe(server)
     prompts = [body["messages"] for _, body in server.bodies if "return_token_ids" not in body]
-    assert len(prompts) == 1 + 1 + 3
+    assert len(prompts) == 1 + 3
 
 
 # --- the native route
@@ -471,72 +470,6 @@ def test_field_names_of_every_version(
         35,
     )
     assert generation.acceptance_histogram_untrimmed == (0, 0, 0, 0, 0, 0, 0, 5)
-
-
-def part(ids: list[int] | None, text: str, finish: object = None, count: int | None = None) -> dict[str, Any]:
-    meta = {"finish_reason": finish, "completion_tokens": len(ids or ()) if count is None else count}
-    return {"text": text, "output_ids": ids, "meta_info": {**meta, "prompt_tokens": 3, "cached_tokens": 0}}
-
-
-def read(*parts: Mapping[str, Any], **options: Any) -> Any:
-    reader = NativeStreamReader(**options)
-    carried = [reader.feed(place * 10, document) for place, document in enumerate(parts)]
-    return reader.record(), carried
-
-
-def test_native_chunks_of_several_tokens() -> None:
-    stop = {"type": "stop", "matched": 2}
-    record, carried = read(
-        part([7], "a"), part([7, 8, 9], "abc"), part([7, 8, 9], "abc"), part([7, 8, 9, 2], "abc!", stop)
-    )
-    assert carried == [True, True, False, True]
-    assert record.chunk_num_tokens == (1, 2, 1)
-    assert record.chunk_arrivals_ns == (0, 10, 30)
-    assert (record.first_ns, record.last_ns, record.finish_reason) == (0, 30, "stop")
-    assert record.text_pieces == ("a", "bc", "!")
-    assert record.output_ids == (7, 8, 9, 2)
-    assert record.stop_reason == 2
-    assert record.num_cached_tokens == 0
-
-
-def test_native_finish_without_a_token_ends_the_answer() -> None:
-    record, carried = read(part([7], "a"), part([7], "a", {"type": "length", "length": 1}))
-    assert carried == [True, False]
-    assert (record.last_ns, record.num_output_tokens, record.chunk_num_tokens) == (10, 1, (1,))
-
-
-def test_native_events_of_a_server_that_sends_only_what_is_new() -> None:
-    record, _ = read(
-        part([7], "a", count=1), part([8, 9], "bc", {"type": "length"}, count=3), is_incremental=True
-    )
-    assert (record.text, record.output_ids, record.chunk_num_tokens) == ("abc", (7, 8, 9), (1, 2))
-
-
-def test_native_stream_without_token_ids_is_counted_by_its_usage() -> None:
-    record, _ = read(part(None, "a", count=1), part(None, "abc", {"type": "stop"}, count=4))
-    assert (record.output_ids, record.chunk_num_tokens, record.num_output_tokens) == (None, (1, 3), 4)
-
-
-@pytest.mark.parametrize(
-    ("parts", "kind"),
-    [
-        ([part([7], "a")], "no_finish_reason"),
-        ([part([7], "a", {"type": "abort", "message": "out of memory"})], "bad_finish_reason"),
-        ([part([7, 8], "ab"), part([7], "a", {"type": "stop"})], "bad_event"),
-        ([part([7, 8], "ab"), part([7, 9, 10], "abc", {"type": "stop"})], "bad_event"),
-        ([part([7], "a", {"type": "stop"}), part([7, 8], "ab")], "bad_event"),
-        ([part([7, 8], "ab", {"type": "stop"}, count=3)], "wrong_usage"),
-        ([part(None, "ab", count=3), part(None, "ab", {"type": "stop"}, count=2)], "wrong_usage"),
-        ([{"text": "a", "output_ids": [7], "meta_info": {"finish_reason": {"type": "stop"}}}], "no_usage"),
-        ([{"text": "a", "output_ids": [7]}], "bad_event"),
-        ([{**part([7], "a"), "index": 1}], "bad_event"),
-        ([part(["7"], "a")], "bad_event"),  # type: ignore[list-item]
-    ],
-)
-def test_native_stream_that_cannot_be_believed_is_refused(parts: list[dict[str, Any]], kind: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        read(*parts)
-    assert caught.value.kind == kind
 
 
 def rendered(body: Mapping[str, Any]) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from dflash.results.in_flight import Stretch, Window, busy_intervals, steady_windows
@@ -30,6 +31,13 @@ class StretchArrivals:
     times_ns: array[int] = field(default_factory=lambda: array("q"))
     num_tokens: array[int] = field(default_factory=lambda: array("q"))
     num_decode_tokens: array[int] = field(default_factory=lambda: array("q"))  # 0 for a first chunk
+
+    def add(
+        self, times_ns: Iterable[int], num_tokens: Iterable[int], num_decode_tokens: Iterable[int]
+    ) -> None:
+        self.times_ns.extend(times_ns)
+        self.num_tokens.extend(num_tokens)
+        self.num_decode_tokens.extend(num_decode_tokens)
 
 
 @dataclass(slots=True)
@@ -53,12 +61,9 @@ class Arrivals:
             self.num_contradicted += 1
             return
         stretch = self.stretches.setdefault((record.segment, record.block), StretchArrivals())
-        time_ns = first_ns
-        for place, num_tokens in enumerate(chunk.num_tokens):
-            time_ns += chunk.gaps_ns[place - 1] if place else 0
-            _add(stretch, time_ns, num_tokens, num_tokens if place else 0)
+        stretch.add(accumulate(chunk.gaps_ns, initial=first_ns), chunk.num_tokens, (0, *chunk.num_tokens[1:]))
         if num_late:
-            _add(stretch, last_ns, num_late, num_late)
+            stretch.add((last_ns,), (num_late,), (num_late,))
         self.num_late_tokens += num_late
         self.num_sized += 1
 
@@ -168,12 +173,6 @@ def steady_state(cell: Cell, records: Records, arrivals: Arrivals) -> SteadyStat
     )
     decode = decode_tokens / (decode_ns / NS_PER_S) if decode_ns else None
     return SteadyState(seconds, tokens / seconds, decode)
-
-
-def _add(stretch: StretchArrivals, time_ns: int, num_tokens: int, num_decode_tokens: int) -> None:
-    stretch.times_ns.append(time_ns)
-    stretch.num_tokens.append(num_tokens)
-    stretch.num_decode_tokens.append(num_decode_tokens)
 
 
 def _is_complete(records: Records, arrivals: Arrivals) -> bool:

@@ -115,7 +115,10 @@ def _decode_value(value: Any, hint: Any, name: str) -> Any:
             return value
     elif origin is tuple:
         if isinstance(value, list):
-            return tuple(_decode_value(item, get_args(hint)[0], name) for item in value)
+            kind = get_args(hint)[0]
+            if kind is int and set(map(type, value)) <= {int}:  # chunks and outputs: thousands in a line
+                return tuple(value)
+            return tuple(_decode_value(item, kind, name) for item in value)
     elif isinstance(origin, type) and issubclass(origin, Mapping):
         if isinstance(value, dict):
             return value

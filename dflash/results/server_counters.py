@@ -153,8 +153,10 @@ def count_server(records: Sequence[RequestRecord], windows: Iterable[WindowRecor
         members.setdefault((record.segment, record.block), []).append(record)
     latest = {(window.segment, window.block): window for window in windows}
     used = tuple(window for stretch, window in sorted(latest.items()) if stretch in members)
+    # requests of a stretch that a later process ran again are no longer seen
+    last_segment = max((segment for segment, _ in members), default=0)
     checks = [
-        _check(window, members[(window.segment, window.block)], _may_be_superseded(window, records))
+        _check(window, members[(window.segment, window.block)], window.segment < last_segment)
         for window in used
     ]
     known = [
@@ -212,7 +214,11 @@ def cache_mark(share: float | None, prefix_cache: PrefixCacheState | None) -> Ca
 def _check(
     window: WindowRecord, members: Sequence[RequestRecord], superseded: bool
 ) -> tuple[CountersVerdict, list[Mismatch]]:
-    """Identity 6 for one stretch of load."""
+    """Identity 6 for one stretch of load.
+
+    Args:
+        superseded: a later process went on with the cell, and may have run some of the requests again.
+    """
     if window.counters == "reset" or window.counters == "missing" or window.counters == "unreadable":
         return window.counters, []
     pairs = [
@@ -236,11 +242,6 @@ def _check(
         "num_requests",
     }
     return ("unlike" if is_ours else "contaminated"), mismatches
-
-
-def _may_be_superseded(window: WindowRecord, records: Sequence[RequestRecord]) -> bool:
-    """Whether a later process went on with the cell: requests of this stretch that it ran again are no longer seen."""
-    return any(record.segment > window.segment for record in records)
 
 
 def _summed(mismatches: Sequence[Mismatch]) -> tuple[Mismatch, ...]:

@@ -6,7 +6,7 @@ Every metric of every cell, paired with its baseline, with findings and in parts
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dflash.results import metrics
 from dflash.results.breakdowns import Breakdowns, TwoArms, break_down
@@ -24,6 +24,7 @@ from dflash.results.stats import arithmetic_mean, geometric_mean
 from dflash.results.store import Run
 from dflash.results.task_scores import Outcome, unscored_counts
 from dflash.results.verify import Finding, check_cell
+from dflash.results.verify_loads import check_loads
 from dflash.results.verify_pair import check_pair
 from dflash.results.verify_scores import check_pair_scores, check_scores
 from dflash.results.verify_server import check_load
@@ -139,8 +140,25 @@ def summarise_run(run: Run) -> RunSummary:
     for cells in members.values():
         cells.sort(key=lambda cell: (not cell.arm.is_baseline, cell.arm.name, cell.arm.block_size or 0))
     facts = read_facts(run, list(members.values()))
-    groups = tuple(_summarise_group(cells, facts) for cells in members.values())
+    groups = _with_load_findings([_summarise_group(cells, facts) for cells in members.values()])
     return RunSummary(groups, _averages(groups), facts.slo)
+
+
+def _with_load_findings(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """What only several groups together show."""
+    found = check_loads([cell for group in groups for cell in group.cells])
+    return tuple(
+        replace(
+            group,
+            cells=tuple(
+                replace(cell, findings=(*cell.findings, found[cell.cell.cell_id]))
+                if cell.cell.cell_id in found
+                else cell
+                for cell in group.cells
+            ),
+        )
+        for group in groups
+    )
 
 
 def _summarise_group(cells: Sequence[Cell], facts: RunFacts) -> Group:

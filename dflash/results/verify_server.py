@@ -43,6 +43,7 @@ def check_load(
             _cached(measured, facts.counts),
             _low_acceptance(cell, records, facts.counts),
             _never_drafted(cell, records, facts.counts),
+            _acceptance_unknown(cell, records, facts.counts),
         ]
     return tuple(finding for finding in findings if finding is not None)
 
@@ -234,3 +235,19 @@ def _never_drafted(cell: Cell, records: Sequence[RequestRecord], counts: ServerC
         return None
     sentence = "Not one step had a draft: this arm decoded plainly, and says nothing about drafting."
     return Finding("never_drafted", "warning", sentence)
+
+
+def _acceptance_unknown(cell: Cell, records: Sequence[RequestRecord], counts: ServerCounts) -> Finding | None:
+    known = (
+        counts.total("num_drafts"),
+        acceptance_metrics.acceptance_length(records),
+        acceptance_metrics.acceptance_length_untrimmed(records),
+    )
+    if cell.arm.is_baseline or not counts.num_completed or any(value is not None for value in known):
+        return None
+    sentence = (
+        "Nothing is known of acceptance: neither the server's answers nor its counters tell. Start it with counts per "
+        "request (vLLM: --per-request-spec-decode-metrics) or with metrics (SGLang: --enable-metrics), or name where "
+        "they are by --metrics-url."
+    )
+    return Finding("acceptance_unknown", "warning", sentence)

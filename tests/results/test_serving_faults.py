@@ -274,6 +274,19 @@ def test_fault_36_what_a_client_does_after_the_last_answer_dilutes_nothing():
     assert arrivals.steady_state(place, records, found).seconds == pytest.approx(seconds)
 
 
+def test_acceptance_that_falls_under_load_is_said(tmp_path):
+    """Known fault 37 of engines: acceptance fine at one request, collapsed when batched."""
+    lines = server_lines(concurrencies=(1, 4))
+    for place in range(16):
+        lines.change(ARM, place, num_decode_steps=70 + place % 3, num_verify_steps=None)
+    found = summary_of(lines, tmp_path / "run")
+    codes = {finding.code for finding in found[ARM].findings}
+    assert "acceptance_falls_under_load" in codes
+    assert "acceptance_falls_under_load" not in {f.code for f in found["dflash-gsm8k-c1"].findings}
+    level = summary_of(server_lines(concurrencies=(1, 4)), tmp_path / "level")
+    assert not any(item.findings for item in level.values())
+
+
 def test_only_equal_loads_are_paired(tmp_path):
     """A baseline at one load is none for an arm at another, and an open loop none for a closed one."""
     lines = server_lines(concurrencies=(1, 4))

@@ -186,3 +186,12 @@ def test_an_arm_that_never_drafts_is_found():
     assert "Not one step had a draft" in found["never_drafted"].sentence
     baseline = cell(Arm("baseline"), "a", on_server=True, workload=ARM.workload)
     assert findings(untold(exchange()), baseline) == {}
+
+
+def test_an_arm_whose_acceptance_nobody_tells_is_said():
+    missing = [WindowRecord("a", counters="missing", prefix_cache="off")]
+    assert "--metrics-url" in findings(untold(exchange()), windows=missing)["acceptance_unknown"].sentence
+    assert "acceptance_unknown" not in findings(exchange(), windows=missing)
+    assert "acceptance_unknown" not in findings(untold(exchange()))
+    baseline = cell(Arm("baseline"), "a", on_server=True, workload=ARM.workload)
+    assert "acceptance_unknown" not in findings(untold(exchange()), baseline, windows=missing)

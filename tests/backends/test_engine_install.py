@@ -121,6 +121,7 @@ def test_an_engine_that_starts_no_server_is_refused():
         ("sglang", "0.5.10.post2", True),
         ("sglang", "0.5.11", False),
         ("sglang", "0.5.11rc0", False),
+        ("sglang", "0.0.0.dev7+g1a2b", False),  # built from a checkout without tags
     ],
 )
 def test_an_engine_that_is_too_old_is_refused_for_the_draft_only(engine, version, is_refused):

@@ -20,8 +20,8 @@ from dflash.config import ARM_NAMES, BenchmarkConfig
 from dflash.errors import EXIT_DONE
 
 if TYPE_CHECKING:
+    from dflash.execution import Outcome
     from dflash.results.store import Run
-    from dflash.runner import Outcome
 
 
 def main(argv: Sequence[str] | None = None) -> int:

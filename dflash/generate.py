@@ -122,7 +122,7 @@ def _answer(config: BenchmarkConfig, prompt: str) -> None:
     import asyncio
 
     from dflash.backends import create_backend
-    from dflash.runner import backend_settings
+    from dflash.execution import backend_settings
 
     backend = cast("TransformersBackend", create_backend(config.backend, backend_settings(config)))
     try:

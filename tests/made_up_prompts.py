@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+import dflash.execution
 import dflash.runner
 from dflash.backends.base import BackendSettings
 from dflash.backends.scenario import Fault, Scenario
 from dflash.backends.simulated import SimulatedBackend
 from dflash.config import BenchmarkConfig
+from dflash.execution import Outcome
 from dflash.plan import short_digest
 from dflash.prompts import Prompt, PromptSet
-from dflash.runner import Outcome, execute
+from dflash.runner import execute
 
 EXACT = Scenario(
     prefill_ms=30.0,
@@ -52,7 +54,7 @@ def use_made_up_prompts(monkeypatch: pytest.MonkeyPatch, num_prompts: int = 4, n
             made_up_prompts(1 if config.smoke else num_prompts, num_turns, name) for name in config.datasets
         ),
     )
-    monkeypatch.setattr(dflash.runner, "load_warmup_texts", lambda: ("warm", "up"))
+    monkeypatch.setattr(dflash.execution, "load_warmup_texts", lambda: ("warm", "up"))
 
 
 def simulated(*faults: Fault, scenario: Scenario = EXACT, **settings: Any) -> SimulatedBackend:

@@ -21,10 +21,11 @@ REPOSITORY = TESTS.parent
 WITH_MADE_UP_PROMPTS = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
+import dflash.execution
 import dflash.runner
 from made_up_prompts import made_up_prompts
 dflash.runner.load_prompt_sets = lambda config: [made_up_prompts(dataset=name) for name in config.datasets]
-dflash.runner.load_warmup_texts = lambda: ("warm", "up")
+dflash.execution.load_warmup_texts = lambda: ("warm", "up")
 from dflash.benchmark import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -10,6 +10,7 @@ import pytest
 from made_up_prompts import made_up_prompts, run_simulated
 
 import dflash.code_scoring
+import dflash.execution
 import dflash.runner
 from dflash.code_execution.programs import CodeLimits, CodeOutcome
 from dflash.command_line import exit_code_of
@@ -57,7 +58,7 @@ def execution(monkeypatch: pytest.MonkeyPatch) -> FakeExecution:
     fake = FakeExecution()
     monkeypatch.setattr(dflash.code_scoring, "check_answers", fake)
     monkeypatch.setattr(dflash.runner, "load_prompt_sets", lambda config: (with_tests(),))
-    monkeypatch.setattr(dflash.runner, "load_warmup_texts", lambda: ("warm",))
+    monkeypatch.setattr(dflash.execution, "load_warmup_texts", lambda: ("warm",))
     return fake
 
 

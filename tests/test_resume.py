@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from made_up_prompts import EXACT, run_simulated, use_made_up_prompts
 
-import dflash.runner
+import dflash.execution
 from dflash.backends.scenario import Fault
 from dflash.errors import UsageError
 from dflash.results.store import Run, RunWriter, load_run
@@ -123,18 +123,18 @@ def test_another_machine_or_version_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_simulated(tmp_path)
-    fingerprint = dflash.runner.fingerprint()
+    fingerprint = dflash.execution.fingerprint()
     moved = fingerprint | {"versions": fingerprint["versions"] | {"numpy": "9"}}
-    monkeypatch.setattr(dflash.runner, "fingerprint", lambda: moved)
+    monkeypatch.setattr(dflash.execution, "fingerprint", lambda: moved)
     with pytest.raises(UsageError, match=r"versions numpy differs: it was .* and is now '9'"):
         run_simulated(tmp_path)
 
 
 def test_another_commit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fingerprint = dflash.runner.fingerprint() | {"git": {"commit": "aaa"}}
-    monkeypatch.setattr(dflash.runner, "fingerprint", lambda: fingerprint)
+    fingerprint = dflash.execution.fingerprint() | {"git": {"commit": "aaa"}}
+    monkeypatch.setattr(dflash.execution, "fingerprint", lambda: fingerprint)
     run_simulated(tmp_path)
-    monkeypatch.setattr(dflash.runner, "fingerprint", lambda: fingerprint | {"git": {"commit": "bbb"}})
+    monkeypatch.setattr(dflash.execution, "fingerprint", lambda: fingerprint | {"git": {"commit": "bbb"}})
     outcome, _ = run_simulated(tmp_path)
     assert "resumed at another commit of dflash: aaa before, bbb now" in outcome.run.info.notes
 

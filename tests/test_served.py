@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from made_up_prompts import EXACT, made_up_prompts
 
+import dflash.execution
 import dflash.runner
 from dflash.backends.scenario import Fault, Scenario, ServerSettings
 from dflash.backends.sglang import SglangBackend
@@ -18,10 +19,11 @@ from dflash.backends.simulated_http import simulated_server_thread
 from dflash.backends.vllm import VllmBackend
 from dflash.config import BenchmarkConfig
 from dflash.errors import EXIT_UNAVAILABLE, UnavailableError
+from dflash.execution import Outcome, backend_settings
 from dflash.results.records import RequestRecord
 from dflash.results.store import Run
 from dflash.results.summary import summarise_run
-from dflash.runner import Outcome, backend_settings, execute
+from dflash.runner import execute
 from dflash.served import Block, plan_blocks, text_of_length
 
 PROTOCOLS = ("vllm", "sglang")
@@ -58,7 +60,7 @@ def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def use_prompts(monkeypatch: pytest.MonkeyPatch, num_prompts: int = 10, num_turns: int = 1) -> None:
     prompts = made_up_prompts(num_prompts, num_turns)
     monkeypatch.setattr(dflash.runner, "load_prompt_sets", lambda config: (prompts,))
-    monkeypatch.setattr(dflash.runner, "load_warmup_texts", lambda: ("warm", "up"))
+    monkeypatch.setattr(dflash.execution, "load_warmup_texts", lambda: ("warm", "up"))
 
 
 def run_on(servers: Servers, folder: Path, protocol: str, **settings: Any) -> Outcome:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
-from dflash.backends.base import Backend, BackendSettings
+from dflash.backends.base import Backend, BackendSettings, RunningServer
 from dflash.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from dflash.results.records import Arm
 
 # name -> (module, class, extra that installs what it needs)
 BACKENDS: dict[str, tuple[str, str, str | None]] = {
@@ -37,3 +45,25 @@ def create_backend(name: str, settings: BackendSettings) -> Backend:
         ) from error
     backend: Backend = getattr(module, class_name)(settings)
     return backend
+
+
+def launch_server(
+    engine: str, arm: Arm, *, log_file: Path, announce: Callable[[str], None], **settings: Any
+) -> AbstractAsyncContextManager[RunningServer]:
+    """The engine's own server for one arm, which lives as long as the `async with` block that it is entered by.
+
+    Args:
+        settings: fields of `launch_commands.LaunchSettings`.
+
+    Raises:
+        UsageError: what cannot be honoured, an engine that is too old among it.
+        MissingExtraError: the engine is not installed.
+    """
+    from dflash.backends.engine_install import check_release, inspect_engine
+    from dflash.backends.launch_commands import LaunchSettings, launch_command
+    from dflash.backends.server import LaunchedServer
+
+    install = inspect_engine(engine, settings.get("engine_python"))
+    check_release(install, arm)
+    command = launch_command(engine, arm, LaunchSettings(**settings), install)
+    return LaunchedServer(command, log_file=log_file, announce=announce)

@@ -211,4 +211,11 @@ class ServerBackend(Backend, Protocol):
         ...
 
 
+class RunningServer(Protocol):
+    """An engine's server that this process started."""
+
+    @property
+    def url(self) -> str: ...
+
+
 BackendFactory = Callable[[BackendSettings], Backend]

@@ -16,7 +16,7 @@ from dflash.command_line import (
     run_verb,
     write_json,
 )
-from dflash.config import ARM_NAMES, BenchmarkConfig
+from dflash.config import ARM_NAMES, DEFAULT_DATASET, BenchmarkConfig
 from dflash.errors import EXIT_DONE
 
 if TYPE_CHECKING:
@@ -32,9 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _benchmark(argv: Sequence[str]) -> int:
     config = parse_benchmark_arguments(argv)
     if config.list_only:
+        from dflash.datasets.catalogue import expand_datasets
         from dflash.plan import plan_lines
 
-        print("\n".join(plan_lines(config)))
+        print("\n".join((*plan_lines(config), *expand_datasets(config.datasets)[1])))
         return EXIT_DONE
     check_json_file(config.json_file)
     from dflash.interrupts import Interrupts
@@ -93,7 +94,7 @@ def _command_for_other_arm(config: BenchmarkConfig, run: Run) -> str | None:
     kinds = {cell.arm.is_baseline for cell in run.info.cells}
     if len(kinds) != 1:
         return None
-    needs_draft = config.model is not None and config.draft_model is None
+    needs_draft = config.model not in (None, DEFAULT_DATASET) and config.draft_model is None
     draft = "DRAFT" if needs_draft else config.draft_model
     return benchmark_command(replace(config, arms=ARM_NAMES, draft_model=draft, run_name=run.folder.name))
 

@@ -248,7 +248,11 @@ def _check_models(config: BenchmarkConfig) -> None:
             f"--script contradicts --backend {config.backend}", "scripts are for --backend simulated"
         )
     drafts = any(name != "baseline" for name in config.arms)
-    if config.backend == "transformers" and config.model and not config.draft_model and drafts:
+    has_own_draft = config.model in (
+        None,
+        DEFAULT_DATASET,
+    )  # the quickstart pair bears the name of its prompts
+    if config.backend == "transformers" and not has_own_draft and not config.draft_model and drafts:
         raise UsageError(
             f"no draft is named for the target {config.model!r}",
             "add --draft-model, or --arms baseline to measure plain decoding only",

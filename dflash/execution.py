@@ -6,7 +6,8 @@ import asyncio
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -43,7 +44,9 @@ from dflash.results.records import BASELINE, Arm
 from dflash.results.store import INFO_FILE, Run, RunWriter, load_run
 from dflash.served import BaselineTexts, ServedRunner
 from dflash.server_options import SERVER_BACKENDS, api_key_of, endpoints_of, headers_of, timeouts_of
-from dflash.serving import launch_arm
+from dflash.serving import launch_arm, with_block_size
+
+SLOW_S = 3.0  # without a sign of life
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +175,9 @@ class Execution:
 
     async def _serve_arms(self) -> None:
         """One server after the other: two at once would share the machine."""
-        for arm in planned_arms(self._config):
+        for planned in planned_arms(self._config):
             try:
+                arm = with_block_size(self._config, planned)
                 async with launch_arm(self._config, arm, self._progress.say) as server:
                     settings = replace(
                         backend_settings(self._config),
@@ -193,7 +197,8 @@ class Execution:
         """What one opened engine contributes: all arms, or one of several that are served in turn."""
         config = self._config
         try:
-            description = await self._backend.open(arms)
+            with self._said_if_slow(f"opening the engine {config.backend}"):
+                description = await self._backend.open(arms)
             environment: dict[str, Any] = fingerprint() | {"engine": dict(description.environment)}
             has_baseline = BASELINE in config.arms if config.serve else None
             groups = make_groups(
@@ -203,6 +208,17 @@ class Execution:
             await self._run_groups(groups, recorder)
         finally:
             await self._close_backend()
+
+    @contextmanager
+    def _said_if_slow(self, text: str) -> Iterator[None]:
+        """Tell what is waited for once it takes long; nothing is being timed yet."""
+        timer = threading.Timer(SLOW_S, self._progress.say, (text,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _begin_stage(
         self, groups: Sequence[Group], environment: dict[str, Any], notes: Sequence[str]
@@ -234,6 +250,7 @@ class Execution:
         try:
             self._progress.start(sum(num_units))
             if sum(num_units) and not self._backend.capabilities.has_servers:
+                self._progress.say("warming up")
                 await self._warm_up(groups[0])
             for group in groups:
                 current = group

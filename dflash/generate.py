@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from dflash.arguments import OneLineParser
 from dflash.command_line import run_verb
-from dflash.config import DTYPES, BenchmarkConfig
+from dflash.config import DEFAULT_DATASET, DTYPES, BenchmarkConfig
 from dflash.errors import EXIT_DONE, UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _config(options: argparse.Namespace) -> BenchmarkConfig:
     for flag, value in (("--draft-model", options.draft_model), ("--block-size", block_size)):
         if no_draft and value is not None:
             raise UsageError(f"{flag} contradicts --no-draft", "drop one of them")
-    if options.model is not None and options.draft_model is None and not no_draft:
+    if options.model not in (None, DEFAULT_DATASET) and options.draft_model is None and not no_draft:
         raise UsageError(
             f"no draft is named for the target {options.model!r}",
             "add --draft-model, or --no-draft for plain decoding",
@@ -140,7 +140,7 @@ def _arm(config: BenchmarkConfig) -> Arm:
     from dflash.results.records import Arm
 
     (arm,) = planned_arms(config)
-    is_quickstart_draft = config.model is None and config.draft_model is None
+    is_quickstart_draft = config.model in (None, DEFAULT_DATASET) and config.draft_model is None
     if arm.is_baseline or arm.block_size is not None or not is_quickstart_draft:
         return arm
     return Arm(arm.name, quickstart.DEFAULT_BLOCK_SIZE)

@@ -17,6 +17,7 @@ SERVER_BACKENDS = ("vllm", "sglang")
 ROUTES = ("chat", "completions", "generate")
 ARRIVALS = ("poisson", "constant")
 BASELINE = "baseline"
+QUICKSTART = "quickstart"  # as a model: the pair that the first run uses
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 NO_CAP = 100_000  # requests in flight of an open loop, where none is given
 _SLO_LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2el_s"}
@@ -132,7 +133,8 @@ def check_servers(config: BenchmarkConfig) -> None:
         raise UsageError("--serve starts the servers itself and contradicts a URL", "drop one of them")
     if config.serve and config.model is None:
         raise UsageError("--serve must know what to serve", "add --model")
-    if config.serve and any(name != BASELINE for name in config.arms) and config.draft_model is None:
+    drafts = any(name != BASELINE for name in config.arms) and config.model != QUICKSTART
+    if config.serve and drafts and config.draft_model is None:
         raise UsageError("--serve must know the draft", "add --draft-model, or --arms baseline")
     if not config.serve and len(config.block_sizes) > 1:
         raise UsageError(

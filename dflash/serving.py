@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 
+from dflash import quickstart
 from dflash.backends import launch_server
 from dflash.backends.base import RunningServer
 from dflash.config import BenchmarkConfig
-from dflash.errors import UsageError
+from dflash.draft_config import parse_draft_config
+from dflash.errors import ModelError, UsageError
 from dflash.results.records import Arm
 from dflash.server_options import NO_CAP
 
@@ -27,6 +32,7 @@ def launch_arm(
         MissingExtraError: the engine is not installed.
     """
     assert config.model is not None
+    model, draft_model = _models(config)
     stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     name = f"{config.run_name or stamp}-{arm.label.replace(' ', '-').replace('=', '')}.log"
     folder = config.output_dir / LOGS_FOLDER
@@ -42,8 +48,8 @@ def launch_arm(
         arm,
         log_file=folder / name,
         announce=announce,
-        model=config.model,
-        draft_model=config.draft_model,
+        model=model,
+        draft_model=draft_model,
         dtype=config.dtype,
         device=config.device,
         max_concurrency=OPEN_LOOP_CONCURRENCY if highest == NO_CAP else highest,
@@ -51,3 +57,45 @@ def launch_arm(
         server_args=config.server_args,
         trust_remote_code=config.trust_remote_code,
     )
+
+
+def with_block_size(config: BenchmarkConfig, arm: Arm) -> Arm:
+    """The arm with the block size that its server is started with: the draft's own where none is asked for.
+
+    Raises:
+        ModelError: there is no such draft, or its config does not say.
+    """
+    if arm.name != "dflash" or arm.block_size is not None:
+        return arm
+    if config.model == quickstart.QUICKSTART and config.draft_model is None:
+        return replace(arm, block_size=quickstart.DEFAULT_BLOCK_SIZE)
+    draft = str(config.draft_model)
+    try:
+        content = json.loads(_config_file(draft).read_text(encoding="utf-8"))
+        return replace(arm, block_size=parse_draft_config(content).block_size)
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # not there, not to be had, no JSON; errors of drafts derive from these
+        raise ModelError(
+            f"the block size of the draft {draft!r} cannot be read ({type(error).__name__}: {error})",
+            "give it by --block-size",
+        ) from error
+
+
+def _config_file(draft: str) -> Path:
+    folder = Path(draft).expanduser()
+    if folder.is_dir():
+        return folder / "config.json"
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(draft, "config.json"))
+
+
+def _models(config: BenchmarkConfig) -> tuple[str, str | None]:
+    """Target and draft as an engine takes them: the quickstart pair by its folders."""
+    if config.model != quickstart.QUICKSTART:
+        return str(config.model), config.draft_model
+    from dflash.quickstart.target import ensure_target
+
+    return str(ensure_target()), config.draft_model or str(quickstart.DRAFT_FOLDER)

@@ -13,6 +13,8 @@ from typing import Any
 
 from dflash.backends.base import Message
 from dflash.errors import MissingExtraError, ModelError, RequestError, UsageError
+from dflash.quickstart import QUICKSTART, TARGET_NAME
+from dflash.reachability import find_unreachable_hub, local_files_only_if_unreachable, quiet_hub
 
 REASONING_SWITCHES = ("enable_thinking", "thinking")  # Qwen3, GLM, Gemma …; DeepSeek V3.1, Granite, Kimi
 REASONING_LEVELS = ("reasoning_effort", "reasoning_strength")
@@ -21,6 +23,8 @@ DATE_FUNCTION = "strftime_now"  # what a template calls to write today's date
 
 def load_tokenizer(location: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a model id or folder; no weights are read.
+
+    Where the model hub cannot be reached, only what is at hand is looked at, and the error says so.
 
     Raises:
         MissingExtraError: transformers is not installed.
@@ -40,12 +44,20 @@ def load_tokenizer(location: str, *, trust_remote_code: bool = False) -> Any:
         if not folder.is_dir():
             raise ModelError(f"the model {location!r} is no folder", mend)
         location = str(folder)
+    unreachable = find_unreachable_hub(location)
     try:
-        return AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
+        with quiet_hub():
+            return AutoTokenizer.from_pretrained(
+                location, trust_remote_code=trust_remote_code, **local_files_only_if_unreachable(location)
+            )
     except Exception as error:  # not found, refused, damaged …: it raises from several trees, and plain ones
-        raise ModelError(
-            f"the tokenizer of {location!r} cannot be loaded ({_first_line(error)})", mend
-        ) from error
+        if location in (TARGET_NAME, QUICKSTART):
+            mend = f"the target of the first run is named by --model {QUICKSTART}"
+        elif unreachable is not None:
+            mend = f"{mend}, or name a mirror of the hub in HF_ENDPOINT"
+        # What is at hand and damaged is no fault of the hub: those errors are of other kinds.
+        reason = unreachable if unreachable and isinstance(error, OSError) else _first_line(error)
+        raise ModelError(f"the tokenizer of {location!r} cannot be loaded ({reason})", mend) from error
 
 
 def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -142,8 +154,10 @@ def reasoning_arguments(template: str, reasoning: str) -> dict[str, Any]:
             return {}
     elif levels:
         return {**dict.fromkeys(switches, True), **dict.fromkeys(levels, reasoning)}
+    default = ", which is the default" if reasoning == "off" else ""
     raise UsageError(
-        f"the model's chat template knows no --reasoning {reasoning}", _mend(reasoning, switches, levels)
+        f"the model's chat template knows no --reasoning {reasoning}{default}",
+        _mend(reasoning, switches, levels),
     )
 
 
@@ -153,7 +167,7 @@ def _mend(reasoning: str, switches: Sequence[str], levels: Sequence[str]) -> str
         return f"give --reasoning low, medium or high: this template {why}"
     if switches:
         return "give --reasoning off or on: this template knows no levels"
-    return "leave it out, or give --reasoning off: this template is told nothing about reasoning"
+    return "leave it out, or give --reasoning off: this template has no reasoning switch"
 
 
 def _apply_template(tokenizer: Any, messages: Sequence[Message], arguments: dict[str, Any]) -> str:

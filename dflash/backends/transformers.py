@@ -56,7 +56,7 @@ class TransformersBackend:
 
     async def open(self, arms: Sequence[Arm]) -> BackendDescription:
         device = _device(self._settings.device)
-        is_quickstart = self._settings.model is None
+        is_quickstart = self._settings.model in (None, quickstart.QUICKSTART)
         drafts = any(not arm.is_baseline for arm in arms)
         draft_folder = self._draft_folder(is_quickstart) if drafts else None
         if draft_folder is not None:  # what is wrong with the draft is said before a large target is loaded

@@ -20,15 +20,14 @@ from dflash.datasets.download import (
     FULL,
     NoSpaceError,
     check_free_space,
-    find_unreachable,
     format_size,
     is_large,
-    reason_of,
     shows_progress,
 )
 from dflash.datasets.files import Row, plain_row
 from dflash.datasets.spec import HubSource
 from dflash.errors import UnavailableError, UsageError
+from dflash.reachability import find_unreachable, reason_of
 
 if TYPE_CHECKING:
     from dflash.datasets.custom import CustomSource

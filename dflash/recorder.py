@@ -17,7 +17,7 @@ from dflash.environment import without_home
 from dflash.errors import UsageError
 from dflash.interrupts import Interrupts
 from dflash.plan import Group
-from dflash.prompts import PromptSet
+from dflash.prompts import PromptSet, references_digest
 from dflash.results.records import (
     AnswerRecord,
     Cell,
@@ -33,7 +33,7 @@ from dflash.results.records import (
     WindowRecord,
 )
 from dflash.results.store import RunWriter, load_answers, load_run, read_info
-from dflash.resume import check_same_identity, slot_of
+from dflash.resume import check_same_identity, check_same_references, slot_of
 from dflash.server_options import parse_slo
 
 SECRET_FLAGS = ("--api-key", "--header")  # their values are in no file
@@ -100,10 +100,12 @@ class RunRecorder:
             UsageError: the run was begun under another identity, or is damaged.
         """
         cells = tuple(cell for group in groups for cell in group.cells)
+        datasets = tuple(_dataset_info(prompt_set) for prompt_set in self._prompt_sets)
         if self._stored is not None:
             check_same_identity(self._stored, cells, environment, is_whole=is_whole)
+            check_same_references(self._stored, datasets)
         first = self._info is None
-        info = self._first_info(environment) if self._info is None else self._info
+        info = self._first_info(environment, datasets) if self._info is None else self._info
         slots = {slot_of(cell) for cell in cells}
         others = tuple(cell for cell in info.cells if slot_of(cell) not in slots)
         if not first and environment.get("engine") != info.environment.get("engine"):
@@ -122,7 +124,7 @@ class RunRecorder:
             with self._interrupts.shield():
                 self._write_answers(self._prompt_sets)
 
-    def _first_info(self, environment: Mapping[str, Any]) -> RunInfo:
+    def _first_info(self, environment: Mapping[str, Any], datasets: tuple[DatasetInfo, ...]) -> RunInfo:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         info = self._stored or RunInfo(
             name=self._writer.folder.name,
@@ -135,7 +137,7 @@ class RunRecorder:
             info,
             command=publishable(self._invocation.command),
             config=config_values(self._config),
-            datasets=tuple(_dataset_info(prompt_set) for prompt_set in self._prompt_sets),
+            datasets=datasets,
             segments=(*info.segments, segment),
         )
 
@@ -307,6 +309,7 @@ def _dataset_info(prompt_set: PromptSet) -> DatasetInfo:
         revision=prompt_set.revision,
         template_version=prompt_set.template_version,
         licence=prompt_set.licence,
+        references_digest=references_digest(prompt_set.prompts),
     )
 
 

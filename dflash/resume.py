@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash.errors import UsageError
 from dflash.plan import IDENTITY_PARTS, Group, short_digest
-from dflash.results.records import Arm, Cell, RequestRecord, RunInfo, Workload
+from dflash.results.records import Arm, Cell, DatasetInfo, RequestRecord, RunInfo, Workload
 
 Unit = tuple[str, int]  # prompt, repeat
 
@@ -42,6 +42,18 @@ def check_same_identity(
             continue
         for name, before, now in _differences(old, new, info.environment, environment):
             _refuse(info, name, before, now)
+
+
+def check_same_references(info: RunInfo, datasets: Sequence[DatasetInfo]) -> None:
+    """What was measured must be scored by the references that it was begun with.
+
+    Raises:
+        UsageError: names the data set whose reference answers or tests differ.
+    """
+    new = {dataset.name: dataset.references_digest for dataset in datasets}
+    for old in info.datasets:
+        if old.name in new and new[old.name] != old.references_digest:
+            _refuse(info, f"the reference answers of {old.name}", old.references_digest, new[old.name])
 
 
 def finished_units(group: Group, records: Iterable[RequestRecord]) -> set[Unit]:

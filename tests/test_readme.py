@@ -69,7 +69,8 @@ def parse_only(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_readme_shows_every_verb():
-    assert {command.split()[2] for command in COMMANDS} == {f"dflash.{verb}" for verb in VERBS}
+    modules = {command.split()[2] for command in COMMANDS}
+    assert {name for name in modules if name.count(".") == 1} == {f"dflash.{verb}" for verb in VERBS}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_prompts import EXACT, run_simulated, use_made_up_prompts
+from made_up_prompts import EXACT, made_up_prompts, run_simulated, use_made_up_prompts
 
 import dflash.execution
 from dflash.backends.scenario import Fault
@@ -19,6 +19,20 @@ from dflash.results.store import Run, RunWriter, load_run
 @pytest.fixture(autouse=True)
 def _made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     use_made_up_prompts(monkeypatch)
+
+
+def test_other_reference_answers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured is never scored anew by other answers without a word."""
+    for answer, refused in (("18", False), ("18", False), ("999", True)):
+        prompts = made_up_prompts(2)
+        answered = replace(prompts, prompts=(replace(prompts.prompts[0], answer=answer), prompts.prompts[1]))
+        monkeypatch.setattr(dflash.runner, "load_prompt_sets", lambda config, found=answered: (found,))
+        if refused:
+            with pytest.raises(UsageError, match="the reference answers of quickstart differs"):
+                run_simulated(tmp_path)
+        else:
+            assert run_simulated(tmp_path)[0].run.answers() == {"quickstart/0000": "18"}
+    assert load_run(tmp_path / "run").answers() == {"quickstart/0000": "18"}
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:

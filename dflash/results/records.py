@@ -235,6 +235,7 @@ class DatasetInfo:
     revision: str | None = None  # commit of the source, or digest of the file
     template_version: str | None = None
     licence: str | None = None
+    references_digest: str | None = None  # of the reference answers and tests that outputs are scored by
 
 
 @dataclass(frozen=True, slots=True)

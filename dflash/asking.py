@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -66,22 +67,27 @@ class Asker:
         if self._stop.is_set():
             raise KeyboardInterrupt
         request = make_request(cell, place, messages)
+        sent_ns = time.perf_counter_ns()
         try:
             generation = await self._backend.generate(request)
         except RequestError as error:
-            self.record_failure(cell, place, error.kind, str(error))
+            self.record_failure(cell, place, error.kind, str(error), sent_ns)
             return None
         except (KeyboardInterrupt, asyncio.CancelledError):
-            self._add(self._record(cell, place, finish_reason="cancelled"))
+            stamps = _stamps_of_failure(cell, sent_ns)
+            self._add(self._record(cell, place, finish_reason="cancelled", **stamps))
             raise
         except Exception as error:
-            self.record_failure(cell, place, "internal", f"{type(error).__name__}: {error}")
+            self.record_failure(cell, place, "internal", f"{type(error).__name__}: {error}", sent_ns)
             raise
         self._record_answer(cell, place, generation)
         return Answer(request, generation)
 
-    def record_failure(self, cell: Cell, place: Place, kind: str, message: str) -> None:
-        record = self._record(cell, place, error_kind=kind, error_message=message[:300])
+    def record_failure(
+        self, cell: Cell, place: Place, kind: str, message: str, sent_ns: int | None = None
+    ) -> None:
+        stamps = _stamps_of_failure(cell, sent_ns)
+        record = self._record(cell, place, error_kind=kind, error_message=message[:300], **stamps)
         self._add(record)
         self._progress.say(one_line(f"failed: {request_id_of(cell, place)}: {kind}: {message}"))
 
@@ -157,6 +163,13 @@ class Asker:
             due_ns=place.due_ns,
             **values,  # type: ignore[arg-type]
         )
+
+
+def _stamps_of_failure(cell: Cell, sent_ns: int | None) -> dict[str, int]:
+    """A server was busy with a request that failed. In process nothing else runs, and engines have their own clock."""
+    if sent_ns is None or not cell.on_server:
+        return {}
+    return {"sent_ns": sent_ns, "last_ns": time.perf_counter_ns()}
 
 
 def make_request(cell: Cell, place: Place, messages: tuple[Message, ...]) -> GenerationRequest:

@@ -250,8 +250,8 @@ class Execution:
         try:
             self._progress.start(sum(num_units))
             if sum(num_units) and not self._backend.capabilities.has_servers:
-                self._progress.say("warming up")
-                await self._warm_up(groups[0])
+                with self._said_if_slow("warming up"):
+                    await self._warm_up(groups[0])
             for group in groups:
                 current = group
                 recorder.set_status(group, "running")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
 from dflash.results.records import Cell, RequestRecord
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_DRAWINGS = 0.25
 SECONDS_BETWEEN_LINES = 30.0
+NS_PER_S = 1_000_000_000
 
 
 class Progress(Protocol):
@@ -66,20 +68,58 @@ class SilentProgress:
         return None
 
 
+@dataclass(slots=True)
+class _Sums:
+    """Of one arm on a server: of a long run the records themselves are not kept."""
+
+    decode_tokens: float = 0.0
+    decode_ns: float = 0.0
+    delivered: int = 0  # tokens of decode steps
+    steps: int = 0
+
+    def add(self, record: RequestRecord) -> None:
+        from dflash.results.request_metrics import decode_terms
+
+        if not record.completed or record.num_output_tokens is None:
+            return
+        decode_ns, decode_tokens = decode_terms(record) or (0.0, 0.0)
+        self.decode_ns += decode_ns
+        self.decode_tokens += decode_tokens
+        if record.num_decode_steps:
+            self.delivered += record.num_output_tokens - 1
+            self.steps += record.num_decode_steps
+
+    def words(self, cell: Cell) -> str | None:
+        if not self.decode_ns:
+            return None
+        speed = f"{cell.arm.label} {self.decode_tokens / self.decode_ns * NS_PER_S:.1f} tok/s"
+        drafted = not cell.arm.is_baseline and self.steps
+        return f"{speed}, length {self.delivered / self.steps:.2f}" if drafted else speed
+
+
 class RunningFigures:
-    """Speedup and acceptance length of the arms of one group so far, by the formulas of the report."""
+    """Speed and acceptance length of the arms of one group so far, by the formulas of the report: in process the
+    speedup, on servers, which take turns, the decode speed of each."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._cells = cells
         self._records: dict[str, list[RequestRecord]] = {cell.cell_id: [] for cell in cells}
+        self._sums = {cell.cell_id: _Sums() for cell in cells if cell.on_server}
         self.num_failed = 0
 
     def add(self, record: RequestRecord) -> None:
-        self._records[record.cell_id].append(record)
         self.num_failed += record.finish_reason == "error"
+        sums = self._sums.get(record.cell_id)
+        if sums is None:
+            self._records[record.cell_id].append(record)
+        else:
+            sums.add(record)
 
     def words(self) -> str:
         """`dflash B=4 1.21x, length 2.31`; of several arms the two fastest."""
+        if self._sums:
+            known = [self._sums[cell.cell_id].words(cell) for cell in self._cells]
+            return "; ".join([*filter(None, known), *self._failed()])
         from dflash.results.metrics import acceptance_length, decode_tok_s
         from dflash.results.paired_metrics import pair_units, speedup
 
@@ -100,7 +140,10 @@ class RunningFigures:
             figures.append((value, f"{cell.arm.label} {value:.2f}{unit}{drafted}"))
         figures.sort(key=lambda figure: -figure[0])
         words = [text for _, text in figures[:2]]
-        return "; ".join([*words, *([f"{self.num_failed} failed"] if self.num_failed else [])])
+        return "; ".join([*words, *self._failed()])
+
+    def _failed(self) -> list[str]:
+        return [f"{self.num_failed} failed"] if self.num_failed else []
 
 
 class LineProgress:

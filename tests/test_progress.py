@@ -11,6 +11,7 @@ from made_up_prompts import run_simulated, simulated, use_made_up_prompts
 from dflash.backends.scenario import Fault
 from dflash.config import BenchmarkConfig
 from dflash.progress import BarProgress, LineProgress, RunningFigures, SilentProgress, make_progress
+from dflash.results.records import Arm, Cell, RequestRecord, Workload
 from dflash.results.store import Run
 from dflash.runner import execute
 
@@ -65,3 +66,27 @@ def test_figures_of_one_arm_are_its_speed(tmp_path: Path) -> None:
     for record in outcome.run.records:
         figures.add(record)
     assert figures.words() == "baseline 50.00 tok/s"
+
+
+def test_on_servers_every_arm_has_its_own_speed() -> None:
+    workload = Workload("t", None, "float32", "gsm8k", "d", 2, 9, 0.0, None, None, 0, "off", concurrency=4)
+    cells = tuple(
+        Cell(name, "w", name, "vllm", workload, Arm(name, block_size), on_server=True)
+        for name, block_size in (("baseline", None), ("dflash", 4))
+    )
+    figures = RunningFigures(cells)
+    for cell, steps in zip(cells, (8, 2), strict=True):
+        record = RequestRecord(
+            cell.cell_id,
+            "gsm8k/0000",
+            sent_ns=0,
+            first_ns=10**9,
+            last_ns=3 * 10**9,
+            num_output_tokens=9,
+            num_first_chunk_tokens=1,
+            num_decode_steps=steps,
+            finish_reason="stop",
+        )
+        figures.add(record)
+    figures.add(RequestRecord("dflash", "gsm8k/0001"))
+    assert figures.words() == "baseline 4.0 tok/s; dflash B=4 4.0 tok/s, length 4.00; 1 failed"

@@ -30,6 +30,7 @@ MODEL_FILES = {
         "target",
     )
 }
+BELOW_BACKENDS = {"dflash.errors", "dflash.reachability", "dflash.results.records"}
 # What costs more to import than everything that `--help` needs.
 HEAVY = {
     "accelerate",
@@ -101,13 +102,15 @@ def is_allowed(importer: str, imported: str) -> bool:
     """Whether `importer` may import `imported`, both modules of the package."""
     if imported in VERB_MODULES:
         return False  # verbs are wiring: `__main__` finds them by name
+    if importer == "dflash.reachability":
+        return False  # below every room, as `errors` is
     if within(importer, "dflash.results"):
         return within(imported, "dflash.results", "dflash.errors")
     if importer in MODEL_FILES:
         return imported in MODEL_FILES | {"dflash.errors"}
     if within(importer, "dflash.backends"):
         known = within(imported, "dflash.backends", "dflash.quickstart")
-        return known or imported in MODEL_FILES | {"dflash.errors", "dflash.results.records"}
+        return known or imported in MODEL_FILES | BELOW_BACKENDS
     if within(imported, "dflash.backends") and importer not in VERB_MODULES:
         return imported in ("dflash.backends", "dflash.backends.base")
     return True
@@ -174,6 +177,7 @@ def test_no_module_hides_one_of_the_standard_library():
         ("dflash.interleaved", "from dflash.backends.scenario import Scenario"),
         ("dflash.recorder", "from dflash.benchmark import main"),
         ("dflash.report", "from dflash.benchmark import STANDARD_OUTPUT"),
+        ("dflash.reachability", "from dflash.datasets.files import Row"),
         ("dflash.model", "from dflash.results.records import Arm"),
         ("dflash.model", "from dflash.config import DTYPES"),
     ],

@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 
 from backends.byte_tokenizer import BEGIN, END, make_tokenizer
 
+from dflash import reachability
 from dflash.backends.base import Message
 from dflash.backends.chat_template import (
     find_chat_template,
@@ -171,8 +172,8 @@ def test_a_template_is_told_what_it_knows(template: str, reasoning: str, told: o
         (STRENGTH, "off", "give --reasoning low, medium or high: this template cannot switch reasoning off"),
         (SWITCH, "low", "give --reasoning off or on"),
         (OTHER_SWITCH, "high", "give --reasoning off or on"),
-        (CHATML, "on", "leave it out"),
-        (CHATML, "low", "leave it out"),
+        (CHATML, "on", "leave it out, or give --reasoning off: this template has no reasoning switch"),
+        (CHATML, "low", "leave it out, or give --reasoning off: this template has no reasoning switch"),
         (ONLY_WORDS, "on", "leave it out"),
         (ONLY_WORDS, "high", "leave it out"),
         (None, "on", "the tokenizer has none"),
@@ -183,6 +184,7 @@ def test_a_setting_that_a_template_lacks_is_refused(template: str | None, reason
     with pytest.raises(UsageError) as caught:
         render_prompt(make_tokenizer(template), ASK, reasoning)
     assert f"--reasoning {reasoning}" in caught.value.fault
+    assert ("--reasoning off, which is the default" in caught.value.fault) == (reasoning == "off")
     assert mend in caught.value.mend
 
 
@@ -223,6 +225,65 @@ def test_a_tokenizer_is_loaded_without_weights(tmp_path: Path) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-100])
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.fixture
+def unreachable_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The address of a hub that refuses connections; nothing is in the cache of its client."""
+    endpoint = "http://127.0.0.1:9"
+    monkeypatch.setattr(reachability, "_unreachable", {})
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return endpoint
+
+
+def test_a_hub_that_is_not_there_is_asked_once_and_named(
+    unreachable_hub: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_tokenizer("someone/mistyped")
+    assert caught.value.fault == (
+        "the tokenizer of 'someone/mistyped' cannot be loaded "
+        f"(the model hub {unreachable_hub} cannot be reached: Connection refused)"
+    )
+    assert "HF_ENDPOINT" in caught.value.mend
+    assert capfd.readouterr() == ("", ""), "no line of the hub's client, which would be one a retry"
+
+
+def test_where_the_hub_is_not_there_what_is_at_hand_is_used(
+    unreachable_hub: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[tuple[str, object]] = []
+
+    def from_pretrained(location: str, **options: object) -> str:
+        seen.append((location, options.get("local_files_only", False)))
+        if location == "someone/damaged":
+            raise ValueError("not a tokenizer")
+        return "a tokenizer"
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", from_pretrained)
+    assert load_tokenizer("someone/model") == "a tokenizer"
+    assert load_tokenizer(str(tmp_path)) == "a tokenizer"
+    with pytest.raises(ModelError, match=r"cannot be loaded \(not a tokenizer\)"):
+        load_tokenizer("someone/damaged")
+    monkeypatch.setattr(reachability, "_unreachable", {unreachable_hub: None})
+    load_tokenizer("someone/model")
+    monkeypatch.setattr(reachability, "find_unreachable", lambda url: pytest.fail("asked"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    load_tokenizer("someone/model")
+    assert seen == [
+        ("someone/model", True),
+        (str(tmp_path), False),
+        ("someone/damaged", True),
+        ("someone/model", False),
+        ("someone/model", False),
+    ]
+
+
+def test_the_name_of_the_first_runs_target_is_explained(unreachable_hub: str) -> None:
+    with pytest.raises(ModelError, match="the target of the first run is named by --model quickstart"):
+        load_tokenizer("quickstart-smollm2-135m-q4_1")
 
 
 def test_importing_it_loads_no_engine() -> None:

@@ -17,8 +17,10 @@ import pytest
 from made_up_host import Host, serving
 
 import dflash.datasets.download as downloads
-from dflash.datasets.download import NoSpaceError, check_free_space, download, find_unreachable, format_size
+from dflash import reachability
+from dflash.datasets.download import NoSpaceError, check_free_space, download, format_size
 from dflash.errors import UnavailableError
+from dflash.reachability import find_unreachable
 
 CONTENT = b'{"a": 1}\n' * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -26,7 +28,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "_unreachable", {})
+    monkeypatch.setattr(reachability, "_unreachable", {})
 
 
 @pytest.fixture
@@ -75,14 +77,14 @@ def test_a_host_that_is_not_there_is_asked_once(monkeypatch: pytest.MonkeyPatch,
         pass
     with pytest.raises(UnavailableError, match=r"cannot be reached \(Connection refused\)"):
         fetch(gone, tmp_path / "rows.jsonl")
-    monkeypatch.setattr(downloads, "_ask", lambda url: pytest.fail("asked again"))
+    monkeypatch.setattr(reachability, "_ask", lambda url: pytest.fail("asked again"))
     assert find_unreachable(f"{gone.url}/elsewhere") == "Connection refused"
 
 
 def test_a_name_that_is_looked_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(downloads, "REACH_TIMEOUT_S", -0.99)
-    monkeypatch.setattr(downloads, "_ask", lambda url: never.wait())
+    monkeypatch.setattr(reachability, "REACH_TIMEOUT_S", -0.99)
+    monkeypatch.setattr(reachability, "_ask", lambda url: never.wait())
     assert find_unreachable("http://nowhere.example/file") == "no answer in 0.01 s"
     never.set()
 

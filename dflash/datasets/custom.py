@@ -141,6 +141,10 @@ def _turns(row: Row, column: str) -> Conversation:
     return (), texts_of(row, column)
 
 
+def _text_or_turns(row: Row, column: str) -> Conversation:
+    return _turns(row, column) if isinstance(row[column], list) else ((), (text_of(row, column),))
+
+
 def _instruction(row: Row, column: str) -> Conversation:
     return (), (instruction_of(row),)
 
@@ -149,7 +153,7 @@ _READERS: Mapping[str, Callable[[Row, str], Conversation]] = {
     "messages": _messages,
     "conversations": _human_turns,
     "turns": _turns,
-    "prompt": _turns,
-    "question": _turns,
+    "prompt": _text_or_turns,
+    "question": _text_or_turns,
     "instruction": _instruction,
 }

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import csv
 import gzip
 import io
 import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from dflash.datasets.csv_rows import csv_rows
+from dflash.datasets.file_faults import (
+    CORRECT,
+    CUT_SHORT,
+    FORMATS,
+    OTHER_FILE,
+    SHAPE,
+    not_utf8,
+    read_faults,
+)
 from dflash.errors import MissingExtraError, UsageError
 
 Row = Mapping[str, Any]
@@ -25,12 +33,9 @@ Columns = Sequence[str | tuple[str, ...]]  # a tuple: any one of these
 _GZIP_MAGIC = b"\x1f\x8b"
 _PARQUET_MAGIC = b"PAR1"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_CSV_FIELD_CHARS = 2**31 - 1
 _BLOCK_BYTES = 1 << 18
 _PARQUET_ROWS = 64  # at a time: rows of code contests take a megabyte each
 _SPACE = re.compile(r"[ \t\r\n]*")
-_CUT_SHORT = "the file may be cut short: fetch it again"
-_OTHER_FILE = "name another file"
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -41,8 +46,9 @@ def read_rows(path: Path) -> list[Row]:
 def iter_rows(path: Path) -> Iterator[Row]:
     """The rows of a file: JSON lines or a JSON list of objects, CSV with a header, or Parquet, gzipped or not.
 
-    Gzip and Parquet are told by their first bytes, CSV by its suffix, a JSON list by its bracket. Values of CSV
-    are text as it stands; JSON is what Python makes of it (numbers of any size, NaN, the last of double keys).
+    Gzip and Parquet are told by their first bytes, CSV by its suffix, a JSON list by its bracket. CSV is
+    separated by commas, or by the semicolons or tabs that a header without commas has; its values are text as it
+    stands. JSON is what Python makes of it (numbers of any size, NaN, the last of double keys).
     Parquet gives what JSON can hold (see `plain_row`).
 
     Raises:
@@ -50,15 +56,15 @@ def iter_rows(path: Path) -> Iterator[Row]:
             all; the file is named, and the line where there are lines.
     """
     label = str(path)
-    with _read_faults(path), path.open("rb") as file:
+    with read_faults(path), path.open("rb") as file:
         magic = file.read(len(_PARQUET_MAGIC))
         file.seek(0)
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if magic.startswith(_GZIP_MAGIC) else file
         suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
         if magic == _PARQUET_MAGIC or suffixes[-1:] == [".parquet"]:
             rows = _parquet_rows(path, label)
-        elif suffixes[-1:] == [".csv"]:
-            rows = _csv_rows(stream, label)
+        elif suffixes[-1:] in ([".csv"], [".tsv"]):
+            rows = csv_rows(stream, label)
         else:
             rows = _json_rows(stream, label)
         yield from _at_least_one(rows, label)
@@ -144,29 +150,28 @@ def _plain_value(value: Any) -> Any:
 def _at_least_one(rows: Iterator[Row], label: str) -> Iterator[Row]:
     first = next(rows, None)
     if first is None:
-        raise UsageError(f"{label} holds no rows", _OTHER_FILE)
+        raise UsageError(f"{label} holds no rows", OTHER_FILE)
     yield first
     yield from rows
-
-
-@contextlib.contextmanager
-def _read_faults(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UsageError(f"{path} is a damaged gzip file ({error})", "fetch it again") from error
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror or error})", _OTHER_FILE) from error
 
 
 def _json_rows(stream: BinaryIO, label: str) -> Iterator[Row]:
     if _first_byte(stream) == b"[":
         yield from _ListReader(stream, label).rows()
         return
+    has_rows = False
     for number, line in enumerate(stream, start=1):  # cut at b"\n" only
         text = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
         if text.strip():
-            yield _parse_line(text, f"line {number} of {label}")
+            try:
+                row = _parse_line(text)
+            except ValueError as error:
+                mend = FORMATS if not has_rows else CORRECT if stream.read(1) else CUT_SHORT
+                raise UsageError(f"line {number} of {label} {error}", mend) from error
+            if not isinstance(row, dict):
+                raise UsageError(f"line {number} of {label} is no JSON object", SHAPE)
+            has_rows = True
+            yield row
 
 
 def _first_byte(stream: BinaryIO) -> bytes:
@@ -179,20 +184,14 @@ def _first_byte(stream: BinaryIO) -> bytes:
     return byte
 
 
-def _parse_line(line: bytes, label: str) -> Row:
+def _parse_line(line: bytes) -> Any:
+    """Raises ValueError: it is none, to follow its place in a sentence."""
     try:
-        row = json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise _not_utf8(label, error) from error
+        raise ValueError(f"is not UTF-8 text ({error.reason})") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{label} is no JSON ({error})", _CUT_SHORT) from error
-    if not isinstance(row, dict):
-        raise UsageError(f"{label} is no JSON object", "name a file with one JSON object a line")
-    return row
-
-
-def _not_utf8(label: str, error: UnicodeDecodeError) -> UsageError:
-    return UsageError(f"{label} is not UTF-8 text ({error.reason})", _OTHER_FILE)
+        raise ValueError(f"is no JSON ({error})") from error
 
 
 class _ListReader:
@@ -212,7 +211,7 @@ class _ListReader:
         while mark != "]":
             row = self._decode_item()
             if not isinstance(row, dict):
-                raise UsageError(f"{self._label} is a JSON list of something else than rows", _OTHER_FILE)
+                raise UsageError(f"{self._label} is a JSON list of something else than rows", SHAPE)
             self._num_rows += 1
             yield row
             mark = self._next_mark()
@@ -221,7 +220,7 @@ class _ListReader:
             self._position += mark == ","
         self._position += 1
         if self._next_mark():
-            raise self._fault("something follows the list")
+            raise self._fault("something follows the list", CORRECT)
 
     def _next_mark(self) -> str:
         """The next character that is no space, not taken; "" at the end of the file."""
@@ -254,35 +253,12 @@ class _ListReader:
         try:
             self._text, self._position = rest + self._decode_bytes(block, not block), 0
         except UnicodeDecodeError as error:
-            raise _not_utf8(f"{self._label} after row {self._num_rows}", error) from error
+            raise not_utf8(f"{self._label} after row {self._num_rows}", error) from error
         return bool(block)
 
-    def _fault(self, reason: str) -> UsageError:
-        return UsageError(f"{self._label} is no JSON (after row {self._num_rows}: {reason})", _CUT_SHORT)
-
-
-def _csv_rows(stream: BinaryIO, label: str) -> Iterator[Row]:
-    # newline="": line ends inside quoted fields are kept as they are
-    reader = csv.reader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), strict=True)
-    limit = csv.field_size_limit(_CSV_FIELD_CHARS)
-    try:
-        header = next(reader, [])
-        if len(set(header)) < len(header):
-            raise UsageError(f"{label} names a column twice ({', '.join(header)})", "rename one of them")
-        for values in reader:
-            if values and len(values) != len(header):
-                fault = (
-                    f"line {reader.line_num} of {label} has {len(values)} fields, the header {len(header)}"
-                )
-                raise UsageError(fault, _CUT_SHORT)
-            if values:
-                yield dict(zip(header, values, strict=True))
-    except csv.Error as error:
-        raise UsageError(f"line {reader.line_num} of {label} is no CSV ({error})", _CUT_SHORT) from error
-    except UnicodeDecodeError as error:
-        raise _not_utf8(f"{label} after line {reader.line_num}", error) from error
-    finally:
-        csv.field_size_limit(limit)
+    def _fault(self, reason: str, mend: str | None = None) -> UsageError:
+        mend = mend or (CUT_SHORT if self._num_rows else FORMATS)
+        return UsageError(f"{self._label} is no JSON (after row {self._num_rows}: {reason})", mend)
 
 
 def _parquet_rows(path: Path, label: str) -> Iterator[Row]:

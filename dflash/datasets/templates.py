@@ -40,12 +40,16 @@ def texts_of(row: Row, column: str) -> tuple[str, ...]:
 
     Raises:
         TypeError: it is no list, or holds something else than text.
-        ValueError: one is empty, or no tokenizer could take it.
+        ValueError: it or an entry of it is empty, or no tokenizer could take an entry.
     """
     values = row[column]
-    if not isinstance(values, list) or not values:
-        raise TypeError(f"{column} is no list of texts")
-    return tuple(check_text(value, column) for value in values)
+    if not isinstance(values, list):
+        raise TypeError(f"{column} is {kind_of(values)} and no list of texts")
+    if not values:
+        raise ValueError(f"{column} is empty")
+    return tuple(
+        check_text(value, f"entry {number} of {column}") for number, value in enumerate(values, start=1)
+    )
 
 
 def check_text(value: object, column: str) -> str:
@@ -56,7 +60,7 @@ def check_text(value: object, column: str) -> str:
         ValueError: it is empty, or no tokenizer could take it.
     """
     if not isinstance(value, str):
-        raise TypeError(f"{column} is {type(value).__name__} and no text")
+        raise TypeError(f"{column} is {kind_of(value)} and no text")
     if not value.strip():
         raise ValueError(f"{column} is empty")
     # Half of a surrogate pair can be written in JSON, but no tokenizer takes it.
@@ -65,6 +69,14 @@ def check_text(value: object, column: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{column} holds half of a surrogate pair") from error
     return value
+
+
+def kind_of(value: object) -> str:
+    """What a value of JSON is, in a word for people."""
+    if value is None:
+        return "null"
+    kinds = ((bool, "true or false"), (str, "a text"), (int | float, "a number"), (list, "a list"))
+    return next((kind for types, kind in kinds if isinstance(value, types)), "an object")
 
 
 def one_of(value: str, known: tuple[str, ...], column: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dflash.datasets.files import Row
-from dflash.datasets.templates import check_text, one_of, text_of, text_or_empty, texts_of
+from dflash.datasets.templates import check_text, kind_of, one_of, text_of, text_or_empty, texts_of
 from dflash.errors import UsageError
 from dflash.prompts import Prompt
 
@@ -45,6 +45,7 @@ SPEED_BENCH_THROUGHPUT_CATEGORIES = ("low_entropy", "mixed", "high_entropy")
 
 _ROLES = ("system", "user", "assistant")
 _HUMANS = ("human", "user")
+_TEXT_PART = '{"type": "text", "text": …}'
 
 
 def alpaca_prompt(row: Row, prompt_id: str) -> Prompt:
@@ -103,7 +104,7 @@ def speed_bench_prompt(config: str, categories: tuple[str, ...]) -> Callable[[Ro
         if any(turn.startswith(SPEED_BENCH_PLACEHOLDER) for turn in turns):
             raise UsageError(
                 "its text is the placeholder that the hub has in place of texts of other data sets",
-                speed_bench_preparation(config),
+                f"{speed_bench_preparation(config)}, and give the file that it writes by --dataset-file",
             )
         return Prompt(
             prompt_id=prompt_id,
@@ -120,8 +121,7 @@ def speed_bench_preparation(config: str) -> str:
     return (
         "prepare it by examples/specdec_bench/prepare_data.py of github.com/NVIDIA/Model-Optimizer "
         f"(--dataset speed --config {config}; one of its sources, cais/hle, is gated) or by "
-        f"nemo_skills/dataset/speed-bench/prepare.py of github.com/NVIDIA-NeMo/Skills (--config {config}), "
-        "and give the file that it writes by --dataset-file"
+        f"nemo_skills/dataset/speed-bench/prepare.py of github.com/NVIDIA-NeMo/Skills (--config {config})"
     )
 
 
@@ -147,6 +147,7 @@ def conversation_of(messages: object, column: str) -> tuple[tuple[tuple[str, str
 
     User messages alone are one turn each, after the system messages that precede them. With answers of an
     assistant among them, everything before the last user message is context, and that message is the one turn.
+    A content that is a list of text parts, [{"type": "text", "text": …}, …], is these texts, a line each.
 
     Raises:
         TypeError: it is not of that form, or a content is no text.
@@ -168,4 +169,19 @@ def _role_and_text(message: Mapping[str, Any], column: str) -> tuple[str, str]:
     role = message.get("role")
     if role not in _ROLES:
         raise ValueError(f"{column} holds a message of the role {role!r}, and not of {', '.join(_ROLES)}")
-    return str(role), check_text(message.get("content"), f"the content of a message in {column}")
+    return str(role), _content_of(message.get("content"), f"the content of a message in {column}")
+
+
+def _content_of(content: object, label: str) -> str:
+    if not isinstance(content, list):
+        return check_text(content, label)
+    # Joined as vLLM joins them for a template that takes texts.
+    return check_text("\n".join(_text_of_part(part, label) for part in content), label)
+
+
+def _text_of_part(part: object, label: str) -> str:
+    if not isinstance(part, Mapping):
+        raise TypeError(f"{label} holds {kind_of(part)} where a part such as {_TEXT_PART} is expected")
+    if part.get("type") != "text":
+        raise ValueError(f"{label} has a part of the type {part.get('type')!r}, and only text can be sent")
+    return check_text(part.get("text"), f"the text of a part of {label}")

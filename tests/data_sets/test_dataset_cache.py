@@ -166,7 +166,7 @@ class TestFetch:
                 r"row 1 lacks answer: expected the columns question, answer; found question",
             ),
             ([{"question": " ", "answer": "1"}], r"row 1 of a stand-in: question is empty"),
-            ([{"question": ["?"], "answer": "1"}], r"row 1 of a stand-in: question is list and no text"),
+            ([{"question": ["?"], "answer": "1"}], r"row 1 of a stand-in: question is a list and no text"),
         ],
     )
     def test_what_is_not_the_data_set_leaves_the_old_one(

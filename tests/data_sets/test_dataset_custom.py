@@ -71,23 +71,29 @@ def test_rows_without_a_known_column_name_theirs_and_the_flags() -> None:
 @pytest.mark.parametrize(
     ("row", "fields", "fault"),
     [
-        ({"text": ["Hi"]}, {"prompt_field": "text"}, "text is list and no text"),
+        ({"text": ["Hi"]}, {"prompt_field": "text"}, "text is a list and no text"),
         ({"text": ""}, {"prompt_field": "text"}, "text is empty"),
-        ({"text": 3}, {"turns_field": "text"}, "text is no list of texts"),
-        ({"text": []}, {"turns_field": "text"}, "text is no list of texts"),
-        ({"text": ["a", 3]}, {"turns_field": "text"}, "text is int and no text"),
-        ({"prompt": [message("user", "Hi")]}, {}, "prompt is dict and no text"),
+        ({"text": 3}, {"turns_field": "text"}, "text is a number and no list of texts"),
+        ({"text": []}, {"turns_field": "text"}, "text is empty"),
+        ({"text": ["a", 3]}, {"turns_field": "text"}, "entry 2 of text is a number and no text"),
+        ({"text": True}, {"prompt_field": "text"}, "text is true or false and no text"),
+        ({"prompt": 5}, {}, "prompt is a number and no text"),
+        ({"question": {"text": "Hi"}}, {}, "question is an object and no text"),
+        ({"prompt": []}, {}, "prompt is empty"),
+        ({"turns": []}, {}, "turns is empty"),
+        ({"turns": 5}, {}, "turns is a number and no list of texts"),
+        ({"prompt": [message("user", "Hi")]}, {}, "entry 1 of prompt is an object and no text"),
         (
             {"conversations": [{"from": "gpt", "value": "Hi"}]},
             {},
             "conversations holds no message of a human",
         ),
         ({"conversations": [{"from": "human", "value": ""}]}, {}, "conversations is empty"),
-        ({"conversations": [{"from": "human"}]}, {}, "conversations is NoneType and no text"),
+        ({"conversations": [{"from": "human"}]}, {}, "conversations is null and no text"),
     ],
 )
 def test_texts_that_are_none_are_refused(row: dict[str, Any], fields: dict[str, str], fault: str) -> None:
-    with pytest.raises(UsageError, match=f"row 1 of rows.jsonl: {fault}: correct the row"):
+    with pytest.raises(UsageError, match=f"row 1 of rows.jsonl: {fault}: correct or remove the row, "):
         prompt_of(row, **fields)
 
 
@@ -129,6 +135,12 @@ def test_messages(
     assert prompt_of(row) == Prompt("custom/0000", turns, context=context)
 
 
+def test_contents_of_text_parts_are_their_texts() -> None:
+    parts = [{"type": "text", "text": "Look:"}, {"type": "text", "text": " here "}]
+    row = {"messages": [message("system", parts[:1]), message("user", parts)]}
+    assert prompt_of(row) == Prompt("custom/0000", ("Look:\n here ",), context=(("system", "Look:"),))
+
+
 @pytest.mark.parametrize(
     ("messages", "fault"),
     [
@@ -137,8 +149,17 @@ def test_messages(
         ([message("user", "a"), message("assistant", "b")], "does not end with a message of the user"),
         ([message("tool", "a"), message("user", "b")], "message of the role 'tool'"),
         ([{"content": "a"}], "message of the role None"),
-        ([message("user", [{"type": "text", "text": "a"}])], "the content of a message in messages is list"),
-        ([message("user", None)], "the content of a message in messages is NoneType"),
+        ([message("user", None)], "the content of a message in messages is null"),
+        ([message("user", [])], "the content of a message in messages is empty"),
+        (
+            [message("user", [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "b"}])],
+            "the content of a message in messages has a part of the type 'image_url', and only text can be sent",
+        ),
+        ([message("user", ["a"])], "in messages holds a text where a part such as"),
+        (
+            [message("user", [{"type": "text"}])],
+            "the text of a part of the content of a message in messages is",
+        ),
         ([message("assistant", ""), message("user", "a")], "the content of a message in messages is empty"),
         ("Hi", 'messages is no list of messages with "role" and "content"'),
         (["Hi"], 'messages is no list of messages with "role" and "content"'),

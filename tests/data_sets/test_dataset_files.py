@@ -8,6 +8,7 @@ import decimal
 import gzip
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,34 @@ def test_the_form_is_told_from_the_content(tmp_path: Path, name: str, as_list: b
 def test_a_bad_line_is_named(data: bytes, fault: str) -> None:
     with pytest.raises(UsageError, match=fault):
         parse_rows(data, "file")
+
+
+FORMATS = r"rows are read from JSON Lines \(.*\), a JSON list of objects, CSV \(.csv, .tsv\) or Parquet"
+CUT_SHORT = "the file may be cut short: fetch it again"
+SHAPE = r'a row is an object, such as \{"prompt": "…"\} or \{"turns": \["…", "…"\]\}'
+
+
+@pytest.mark.parametrize(
+    ("data", "mend"),
+    [
+        (b"What is two and two?\nAnd three?\n", FORMATS),
+        (b"<html>not found</html>", FORMATS),
+        (b'{\n"a": 1\n}\n', FORMATS),
+        (b'{"a": 1}\n{"a": 2', CUT_SHORT),
+        (b'{"a": 1}\n{"a": 2\n{"a": 3}\n', "correct it there"),
+        (b'{"a": 1}\n{"a": "\xff"}\n{"a": 3}\n', "correct it there"),
+        (b"[What is", FORMATS),
+        (b'[{"a": 1}, {"a"', CUT_SHORT),
+        (b'[{"a": 1}] {"a": 2}', "correct it there"),
+        (b'["one", "two"]', SHAPE),
+        (b'[["one", "two"]]', SHAPE),
+        (b'"one"\n', SHAPE),
+    ],
+)
+def test_the_mend_is_that_of_the_fault(data: bytes, mend: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_rows(data, "file")
+    assert re.match(mend, raised.value.mend)
 
 
 def test_a_truncated_gzip_file(tmp_path: Path) -> None:
@@ -137,6 +166,37 @@ class TestCsv:
         text = "word " * 400_000
         assert self.read(tmp_path, f'prompt\n"{text}"\n'.encode()) == [{"prompt": text}]
         assert csv.field_size_limit() == limit, "a setting of the whole process"
+
+    @pytest.mark.parametrize(
+        ("data", "row"),
+        [
+            (b"question;lang\nWhy, and how?;en\n", {"question": "Why, and how?", "lang": "en"}),
+            (b"question\tlang\r\nWhy; how?\ten\r\n", {"question": "Why; how?", "lang": "en"}),
+            (b"question,note;s\nWhy?,a;b\n", {"question": "Why?", "note;s": "a;b"}),
+            (b'"a,b";c\n1;2\n', {"a,b": "1", "c": "2"}),
+            (b'question,"a;b"\n1,2\n', {"question": "1", "a;b": "2"}),
+        ],
+    )
+    def test_the_header_tells_the_separator(self, tmp_path: Path, data: bytes, row: object) -> None:
+        assert self.read(tmp_path, data) == [row]
+
+    def test_tabs_by_their_suffix(self, tmp_path: Path) -> None:
+        assert self.read(tmp_path, b"prompt\tn\nHi\t1\n", "rows.tsv") == [{"prompt": "Hi", "n": "1"}]
+
+    @pytest.mark.parametrize(
+        ("data", "mend"),
+        [
+            (b"a,b\n1,2\n3", CUT_SHORT),
+            (b'a,b\n1,"cut short\n', CUT_SHORT),
+            (b"a,b\n1\n3,4\n", "fields stand between commas: quote a text that holds one"),
+            (b"a;b\n1;2;3\n", "fields stand between semicolons: quote a text that holds one"),
+            (b'"a,b\n', FORMATS),
+        ],
+    )
+    def test_the_mend_is_that_of_the_fault(self, tmp_path: Path, data: bytes, mend: str) -> None:
+        with pytest.raises(UsageError) as raised:
+            self.read(tmp_path, data)
+        assert re.match(mend, raised.value.mend)
 
     @pytest.mark.parametrize(
         ("data", "fault"),

@@ -17,17 +17,16 @@ from dflash.command_line import (
     run_verb,
     write_json,
 )
-from dflash.data_arguments import build_parser, show_config
+from dflash.data_arguments import PROGRAM, build_parser, show_config
 from dflash.errors import EXIT_DONE, EXIT_UNAVAILABLE, DFlashError, RequestError, UsageError
 
 if TYPE_CHECKING:
     from dflash.config import BenchmarkConfig
     from dflash.data_tables import Rendering
     from dflash.dataset_store import StoredDataset
+    from dflash.datasets.custom import CustomSource
     from dflash.datasets.spec import DatasetSpec
     from dflash.prompts import Prompt, PromptSet
-
-QUICKSTART = "quickstart"  # as --model: the target of the first run
 
 Work = Callable[["DatasetSpec", Callable[[str], None]], "StoredDataset | None"]
 
@@ -50,34 +49,40 @@ def _data(argv: Sequence[str]) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from dflash.data_tables import catalogue_text
     from dflash.datasets.catalogue import ALL, CATALOGUE, expand_datasets
+    from dflash.datasets.listing import catalogue_text
 
     specs = _specs(options.names) if options.names else list(CATALOGUE.values())
     notes = () if options.names else expand_datasets([ALL])[1]
     cache = _cache_folder(options)
     documents = [_listed(spec, cache) for spec in specs]
     if options.json_file != STANDARD_OUTPUT:
-        print(catalogue_text(documents, shutil.get_terminal_size().columns))
-        print("\n".join(("", *notes, f"The cache is {cache}.")))
+        in_full = options.long or bool(options.names)
+        print(catalogue_text(documents, shutil.get_terminal_size().columns, in_full=in_full))
+        more = notes if in_full else (f"In full: {PROGRAM} list NAME …, or {PROGRAM} list --long.",)
+        print("\n".join(("", *more, f"The cache is {cache}.")))
     write_json(options.json_file, _document(documents, EXIT_DONE, notes))
     return EXIT_DONE
 
 
 def _listed(spec: DatasetSpec, cache: Path) -> dict[str, Any]:
-    from dflash.data_tables import dataset_document
     from dflash.dataset_store import read_stored
+    from dflash.datasets.listing import dataset_document
+    from dflash.datasets.sources import find_published
 
     stored = read_stored(spec, cache)
+    at_hand, fault = find_published(spec)
     is_there = stored is not None or not (cache / spec.name).exists()
     again = f"{cache / spec.name} cannot be used: python -m dflash.data verify {spec.name} says why"
-    return dataset_document(spec, stored, None if is_there else again)
+    return dataset_document(
+        spec, stored, None if is_there else again, file_at_hand=at_hand, file_at_hand_fault=fault
+    )
 
 
 def _fetch(options: argparse.Namespace) -> int:
-    from dflash.data_tables import stored_line
     from dflash.dataset_store import fetch_dataset, read_stored
     from dflash.datasets.catalogue import expand_datasets
+    from dflash.datasets.listing import stored_line
 
     notes = expand_datasets(options.names)[1]
     specs = _specs(options.names)
@@ -104,9 +109,9 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from dflash.data_tables import stored_line
     from dflash.dataset_store import verify_stored
     from dflash.datasets.catalogue import CATALOGUE
+    from dflash.datasets.listing import stored_line
 
     cache = _cache_folder(options)
     # By folder and not by what can be read: a damaged one must not pass for one that is not there.
@@ -125,7 +130,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _each(options: argparse.Namespace, specs: Sequence[DatasetSpec], work: Work, notes: Sequence[str]) -> int:
     """Do `work` for every data set; what fails is one line each and keeps none of the others from being done."""
-    from dflash.data_tables import dataset_document
+    from dflash.datasets.listing import dataset_document
 
     documents, codes = [], set()
     for number, spec in enumerate(specs, start=1):
@@ -144,6 +149,7 @@ def _each(options: argparse.Namespace, specs: Sequence[DatasetSpec], work: Work,
 
 def _show(options: argparse.Namespace) -> int:
     from dflash.data_tables import prompts_document, prompts_text
+    from dflash.dataset_store import find_rows_sha256
 
     config = show_config(options)
     tokenizer = _tokenizer(config)  # what is missing is said before rows are read
@@ -151,9 +157,11 @@ def _show(options: argparse.Namespace) -> int:
     rendering = None if tokenizer is None else _render(tokenizer, config, prompts)
     if options.json_file != STANDARD_OUTPUT:
         print(prompts_text(prompt_set, prompts, rendering))
-    write_json(
-        options.json_file, _document([prompts_document(prompt_set, prompts, rendering)], EXIT_DONE, ())
+    sha256 = find_rows_sha256(
+        prompt_set, _custom(config), dataset_file=config.dataset_file, cache_folder=config.datasets_cache
     )
+    document = prompts_document(prompt_set, prompts, rendering, sha256)
+    write_json(options.json_file, _document([document], EXIT_DONE, ()))
     return EXIT_DONE
 
 
@@ -164,8 +172,6 @@ def _find_prompts(config: BenchmarkConfig, prompt_id: str | None) -> tuple[Promp
         UsageError: no prompt of that id; or what reading the rows raises.
     """
     from dflash.dataset_store import load_prompts
-    from dflash.datasets.catalogue import CUSTOM
-    from dflash.prompt_sets import custom_source
 
     (name,) = config.datasets
     prompt_set = load_prompts(
@@ -175,7 +181,7 @@ def _find_prompts(config: BenchmarkConfig, prompt_id: str | None) -> tuple[Promp
         category=config.category,
         min_prompt_chars=config.min_prompt_chars,
         max_prompt_chars=config.max_prompt_chars,
-        custom=custom_source(config) if name == CUSTOM else None,
+        custom=_custom(config),
         dataset_file=config.dataset_file,
         cache_folder=config.datasets_cache,
     )
@@ -190,11 +196,19 @@ def _find_prompts(config: BenchmarkConfig, prompt_id: str | None) -> tuple[Promp
     return prompt_set, found
 
 
+def _custom(config: BenchmarkConfig) -> CustomSource | None:
+    from dflash.datasets.catalogue import CUSTOM
+    from dflash.prompt_sets import custom_source
+
+    return custom_source(config) if config.datasets == (CUSTOM,) else None
+
+
 def _tokenizer(config: BenchmarkConfig) -> Any:
     """The tokenizer of `--model`, or None where no model is named."""
     if config.model is None:
         return None
     from dflash.backends.chat_template import load_tokenizer
+    from dflash.quickstart import QUICKSTART
 
     if config.model != QUICKSTART:
         return load_tokenizer(config.model, trust_remote_code=config.trust_remote_code)

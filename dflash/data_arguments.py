@@ -80,7 +80,13 @@ def _add_list(actions: _Actions[OneLineParser]) -> None:
     parser = _add_action(
         actions, "list", "what there is", "Every data set of the catalogue, and whether it is in the cache."
     )
-    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets or groups (default: every one)")
+    parser.add_argument(
+        "names",
+        metavar="NAME",
+        nargs="*",
+        help=f"in full: data sets, or the groups {', '.join((*GROUPS, ALL))}",
+    )
+    parser.add_argument("--long", action="store_true", help="in full, with licence, source, pin and template")
 
 
 def _add_fetch(actions: _Actions[OneLineParser]) -> None:
@@ -94,7 +100,7 @@ def _add_fetch(actions: _Actions[OneLineParser]) -> None:
         "names",
         metavar="NAME",
         nargs="+",
-        help="data sets; math, code, chat, long; or all, but the large ones",
+        help=f"data sets; the groups {', '.join(GROUPS)}; or {ALL}, but the large ones",
     )
     parser.add_argument(
         "--force", action="store_true", help="fetch again what is there; the old one stays until then"
@@ -168,6 +174,11 @@ def show_config(options: argparse.Namespace) -> BenchmarkConfig:
     Raises:
         UsageError: a value out of range, or two that contradict each other.
     """
+    if "," in options.name:
+        one = options.name.partition(",")[0].strip()
+        raise UsageError(
+            f"show takes one data set, not {options.name!r}", f"name one, such as {one or 'gsm8k'}"
+        )
     if options.name in (ALL, *GROUPS):
         members = ", ".join(expand_datasets([options.name])[0])
         raise UsageError(f"{options.name!r} stands for several data sets", f"show one: {members}")

@@ -33,6 +33,7 @@ __all__ = [
     "StoredDataset",
     "datasets_cache_folder",
     "fetch_dataset",
+    "find_rows_sha256",
     "load_prompts",
     "read_stored",
     "select_prompts",
@@ -99,11 +100,32 @@ def load_prompts(
         revision=found.revision,
         source=found.source,
         num_available=selected.num_available,
-        notes=(*count_notes(spec, len(prompts), label), *selected.notes),
+        notes=(
+            *count_notes(spec, len(prompts), label),
+            *selected.notes,
+            *((spec.caution,) if spec.caution else ()),
+        ),
         template_version=spec.template_version,
         licence=spec.licence,
         num_requests=selected.num_requests,
     )
+
+
+def find_rows_sha256(
+    prompt_set: PromptSet,
+    custom: CustomSource | None = None,
+    *,
+    dataset_file: Path | None = None,
+    cache_folder: Path | None = None,
+) -> str | None:
+    """SHA-256 of the file that `load_prompts` read with the same arguments, or None where it is not known."""
+    if dataset_file is None:
+        spec = find_dataset(prompt_set.dataset) if custom is None else custom_spec(custom)
+        stored = read_stored(spec, cache_folder or datasets_cache_folder(), custom=custom)
+        if stored is not None and stored.source == prompt_set.source:
+            return stored.sha256
+    kind, _, digest = (prompt_set.revision or "").partition(":")
+    return digest if kind == "sha256" else None
 
 
 def _find_rows(

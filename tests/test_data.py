@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import dflash.dataset_store
+from dflash.built_folder import file_sha256
 from dflash.data import _fetch, main
 from dflash.data_arguments import build_parser
-from dflash.data_tables import printable
 from dflash.dataset_store import load_prompts
 from dflash.datasets.catalogue import CATALOGUE, GROUPS, expand_datasets
+from dflash.datasets.listing import printable
 from dflash.errors import UnavailableError, UsageError
 from dflash.prompts import prompts_digest
 
@@ -91,8 +92,78 @@ def test_every_entry_is_listed_with_what_is_known_of_it(capsys: pytest.CaptureFi
     assert entries["gsm8k"]["config"] == "main"
 
 
-def test_the_listing_fits_the_terminal_and_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_for_each_data_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
+    table, end = capsys.readouterr().out.split("\n\n")
+    head, *lines = table.splitlines()
+    assert head.split() == ["name", "group", "prompts", "size", "state"]
+    assert [line.split()[0] for line in lines] == list(CATALOGUE)
+    assert max(map(len, lines)) <= 80
+    by_name = {line.split()[0]: line for line in lines}
+    assert by_name["gsm8k"].endswith("  math      1319  749.7 kB  not in the cache")
+    assert by_name["quickstart"].endswith("  shipped")
+    assert by_name["gpqa"].endswith("not in the cache, gated")
+    assert by_name["speed-bench-8k"].split()[1:3] == ["-", "1536"]
+    assert by_name["speed-bench-8k"].endswith("not in the cache, to be prepared")
+    assert "python -m dflash.data list --long" in end
+    assert len(end.splitlines()) == 2
+
+
+def test_a_file_at_hand_is_seen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "files"
+    monkeypatch.setenv("DFLASH_DATASETS_DIR", str(folder))
+    (folder / "gpqa").mkdir(parents=True)
+    (folder / "gpqa" / "gpqa_diamond.csv").write_text("Question\n")  # taken by its name
+    (folder / "gsm8k").mkdir()
+    (folder / "gsm8k" / "test.jsonl").write_text("{}")  # not as published
+    assert main(["list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert lines["gpqa"].endswith("  in DFLASH_DATASETS_DIR")
+    assert lines["gsm8k"].endswith("  not in the cache")
+    assert main(["list", "gpqa", "gsm8k"]) == 0
+    flat = " ".join(capsys.readouterr().out.split())
+    assert f"DFLASH_DATASETS_DIR has its file {folder}/gpqa/gpqa_diamond.csv" in flat
+    assert "gsm8k/test.jsonl in DFLASH_DATASETS_DIR is not as published" in flat
+    entries = {entry["name"]: entry for entry in run_json(capsys, "list")["datasets"]}
+    assert entries["gpqa"]["file_at_hand"] == str(folder / "gpqa" / "gpqa_diamond.csv")
+    assert entries["gsm8k"]["file_at_hand"] is None
+    assert "is not as published" in entries["gsm8k"]["file_at_hand_fault"]
+    monkeypatch.setenv("DFLASH_DATASETS_DIR", str(tmp_path / "none"))
+    assert "which is no folder" in refused(capsys, "list")
+
+
+def test_a_part_of_a_set_at_hand_is_said_to_be_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shared_folder: Path
+) -> None:
+    monkeypatch.setenv("DFLASH_DATASETS_DIR", str(shared_folder / "datasets"))
+    assert main(["list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert lines["gsm8k"].endswith("  in DFLASH_DATASETS_DIR")
+    assert lines["mbpp"].endswith("  in DFLASH_DATASETS_DIR")
+    assert lines["sharegpt"].endswith("  in DFLASH_DATASETS_DIR, 500 rows")
+    assert max(len(lines[name]) for name in CATALOGUE) <= 80
+
+
+def test_how_sets_are_prepared_stands_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--long"]) == 0
+    assert capsys.readouterr().out.count("prepare_data.py") == 1
+    assert main(["list", "speed-bench"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "--dataset speed --config qualitative; " in out
+    entries = {entry["name"]: entry for entry in run_json(capsys, "list")["datasets"]}
+    assert "--config throughput_8k" in entries["speed-bench-8k"]["needs_preparation"]
+
+
+def test_a_caution_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert only(run_json(capsys, "list", "mbpp"))["caution"] == CATALOGUE["mbpp"].caution
+    assert main(["list", "mbpp"]) == 0
+    assert str(CATALOGUE["mbpp"].caution) in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_full_listing_fits_the_terminal_and_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--long"]) == 0
     out = capsys.readouterr().out
     flat = " ".join(out.split())
     for name, spec in CATALOGUE.items():
@@ -101,7 +172,7 @@ def test_the_listing_fits_the_terminal_and_loses_nothing(capsys: pytest.CaptureF
         assert f"licence {spec.licence}" in flat
         if spec.hub is not None:
             assert spec.hub.dataset_id in flat
-    entries, _, end = out.partition("\n\n")
+    entries, _, end = out.rpartition("\n\n")
     assert max(map(len, entries.splitlines())) <= 80
     for note in expand_datasets(["all"])[1]:
         assert note in end
@@ -270,6 +341,8 @@ def test_a_prompt_is_shown_as_it_would_be_sent(capsys: pytest.CaptureFixture[str
     assert shown["name"] == "gsm8k"
     assert shown["num_rows"] == 5
     assert shown["revision"] == prompt_set.revision
+    assert shown["prompts_digest"] == prompt_set.digest
+    assert shown["sha256"] == file_sha256(gsm8k_file)
     assert shown["template_version"] == CATALOGUE["gsm8k"].template_version
     assert [prompt["prompt_id"] for prompt in shown["prompts"]] == [p.prompt_id for p in prompt_set.prompts]
     for entry, prompt in zip(shown["prompts"], prompt_set.prompts, strict=True):
@@ -285,6 +358,20 @@ def test_a_prompt_is_shown_as_it_would_be_sent(capsys: pytest.CaptureFixture[str
     assert "\\boxed{}" in out
     assert f"-- reference answer\n| {first.answer}\n" in out
     assert out.count("-- turn") == 1
+
+
+def test_the_digests_are_those_of_what_was_read(
+    capsys: pytest.CaptureFixture[str], gsm8k_file: Path, tmp_path: Path
+) -> None:
+    fetched = only(run_json(capsys, "fetch", "gsm8k", "--dataset-file", str(gsm8k_file)))
+    shown = only(run_json(capsys, "show", "gsm8k", "--prompt-id", "gsm8k/0003"))
+    assert shown["sha256"] == fetched["sha256"] == file_sha256(tmp_path / "cache" / "gsm8k" / "rows.jsonl")
+    assert shown["prompts_digest"] == shown["prompts"][0]["digest"]
+    shipped = only(run_json(capsys, "list", "quickstart"))
+    assert only(run_json(capsys, "show", "quickstart"))["sha256"] == shipped["sha256"] is not None
+    own = write_rows(tmp_path / "own.jsonl", [{"prompt": "Hi"}])
+    shown = only(run_json(capsys, "show", "custom", "--dataset-file", str(own)))
+    assert shown["sha256"] == file_sha256(own)
 
 
 def test_one_prompt_is_chosen_by_its_id(capsys: pytest.CaptureFixture[str], gsm8k_file: Path) -> None:
@@ -311,6 +398,7 @@ def test_every_turn_and_the_given_context_are_shown(
         "-- turn 1 of 2\n| one\n-- turn 2 of 2 (after the turns before it and their answers)\n| two\n" in out
     )
     assert "\nnote: asked for 99 prompts, the set has 1\n" in out
+    assert out.endswith("\n\nTurns are counted from 1 here, and from 0 in records and reports.\n")
 
 
 def test_what_a_terminal_would_obey_is_written_out(
@@ -342,6 +430,10 @@ def test_half_a_surrogate_pair_is_written_out_too() -> None:
         (["fetch", "math", "--dataset-file", "x.jsonl"], "--dataset-file goes with one data set"),
         (["show"], "NAME"),
         (["show", "math"], "'math' stands for several data sets: show one: gsm8k, "),
+        (
+            ["show", "gsm8k,mt-bench"],
+            "show takes one data set, not 'gsm8k,mt-bench': name one, such as gsm8k",
+        ),
         (["fetch", "custom", "--dataset-file", "x.jsonl"], "show custom --dataset-file FILE"),
         (["show", "gsm8k", "--prompt-id", "a", "--num-prompts", "1"], "--prompt-id contradicts"),
         (["show", "gsm8k", "--num-prompts", "0"], "--num-prompts 0"),
@@ -364,7 +456,7 @@ def test_what_cannot_be_meant_is_one_line(
 def test_json_goes_to_a_file_beside_the_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "list.json"
     assert main(["list", "gsm8k", "--json", str(path)]) == 0
-    assert capsys.readouterr().out.startswith("gsm8k ")
+    assert "\ngsm8k " in capsys.readouterr().out
     assert only(json.loads(path.read_text()))["name"] == "gsm8k"
 
 
@@ -506,5 +598,6 @@ def test_the_original_files_are_fetched_and_verified(
 def test_groups_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["fetch", "--help"])
-    out = capsys.readouterr().out
-    assert all(group in out for group in (*GROUPS, "all"))
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"the groups {', '.join(GROUPS)}; or all, but the large ones" in out
+    assert "long" not in out

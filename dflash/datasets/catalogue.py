@@ -40,7 +40,7 @@ def find_dataset(name: str) -> DatasetSpec:
     """The catalogue's entry.
 
     Raises:
-        UsageError: no data set of that name; the known ones are named. `custom` has no entry: what it is
+        UsageError: no data set of that name; the one meant is named, or all. `custom` has no entry: what it is
             depends on its source (`dataset_custom.custom_spec`).
     """
     if name == CUSTOM:
@@ -109,19 +109,20 @@ def make_prompts(spec: DatasetSpec, rows: Iterable[Row], label: str) -> tuple[Pr
 
 def _mend_of_row(spec: DatasetSpec) -> str:
     if spec.name == CUSTOM:
-        return "correct the row, or name another column by --prompt-field or --turns-field"
+        return "correct or remove the row, or name another column by --prompt-field or --turns-field"
     return f"is it the data set {spec.name}?"
 
 
 def _known_names(name: str) -> str:
     names = (*CATALOGUE, CUSTOM)
     close = difflib.get_close_matches(name.lower(), (*names, *GROUPS, ALL), n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}choose one of {', '.join(names)}, or a group: {', '.join((*GROUPS, ALL))}"
+    if close:
+        return f"did you mean {close[0]!r}? python -m dflash.data list names every one"
+    return f"choose one of {', '.join(names)}, or a group: {', '.join((*GROUPS, ALL))}"
 
 
 def _why_left_out(spec: DatasetSpec) -> str | None:
-    if spec.group is None:
+    if spec.shipped is not None:
         return "it is for a first run with a small model"
     if spec.needs_preparation is not None:
         return "it must be prepared first"

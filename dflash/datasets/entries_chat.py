@@ -24,7 +24,7 @@ from dflash.datasets.templates_long import LONGBENCH_TASKS, longbench_prompt
 
 
 def _speed_bench(
-    name: str, config: str, group: str, num_rows: int, categories: tuple[str, ...]
+    name: str, config: str, group: str | None, num_rows: int, categories: tuple[str, ...]
 ) -> DatasetSpec:
     return DatasetSpec(
         name=name,
@@ -186,7 +186,7 @@ LONG_ENTRIES = (
     DatasetSpec(
         name="longbench",
         title="questions, summaries and code over long contexts, in English and Chinese",
-        group="long",
+        group=None,
         licence="MIT (LongBench); its sources have licences of their own",
         template_version="longbench-1",
         columns=("input", "context", "dataset"),
@@ -202,7 +202,7 @@ LONG_ENTRIES = (
             num_bytes=113_932_529,
         ),
     ),
-    _speed_bench("speed-bench-8k", "throughput_8k", "long", 1536, SPEED_BENCH_THROUGHPUT_CATEGORIES),
-    _speed_bench("speed-bench-16k", "throughput_16k", "long", 1536, SPEED_BENCH_THROUGHPUT_CATEGORIES),
-    _speed_bench("speed-bench-32k", "throughput_32k", "long", 1536, SPEED_BENCH_THROUGHPUT_CATEGORIES),
+    _speed_bench("speed-bench-8k", "throughput_8k", None, 1536, SPEED_BENCH_THROUGHPUT_CATEGORIES),
+    _speed_bench("speed-bench-16k", "throughput_16k", None, 1536, SPEED_BENCH_THROUGHPUT_CATEGORIES),
+    _speed_bench("speed-bench-32k", "throughput_32k", None, 1536, SPEED_BENCH_THROUGHPUT_CATEGORIES),
 )

@@ -213,6 +213,8 @@ CODE_ENTRIES = (
             files=("sanitized/test-00000-of-00001.parquet",),
             revision="4bb6404fdc6cacfda99d4ac4205087b89d32030c",  # eval-framework
         ),
+        caution="the published prompts of mbpp do not name the function that its tests call: its task score "
+        "compares arms and says nothing of the model",
     ),
     DatasetSpec(
         name="livecodebench",

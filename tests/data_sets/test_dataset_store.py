@@ -118,6 +118,16 @@ class TestSelection:
         notes = load_prompts("gsm8k", dataset_file=path).notes
         assert notes == ("1 of the 1319 prompts of gsm8k repeat the text of another one",)
 
+    def test_a_caution_of_the_catalogue_is_a_note(self, tmp_path: Path) -> None:
+        row = {"task_id": 11, "prompt": "Add.", "test_imports": [], "test_list": ["assert f(1) == 2"]}
+        path = tmp_path / "mbpp.jsonl"
+        path.write_bytes(format_rows([row]))
+        notes = load_prompts("mbpp", dataset_file=path).notes
+        assert notes[-1] == (
+            "the published prompts of mbpp do not name the function that its tests call: its task score compares "
+            "arms and says nothing of the model"
+        )
+
 
 class TestFile:
     def test_a_file_is_named_by_its_digest(self, gsm8k_file: Path) -> None:
@@ -258,12 +268,12 @@ class TestCache:
 class TestNoNetwork:
     def test_the_three_ways_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """With the real sources, each of which is asked in vain."""
-        import dflash.datasets.download as downloads
         import dflash.datasets.sources as sources
+        from dflash import reachability
 
         monkeypatch.setattr(cache, "fetch_rows", sources.fetch_rows)
-        monkeypatch.setattr(downloads, "_ask", lambda url: "no network")
-        monkeypatch.setattr(downloads, "_unreachable", {})
+        monkeypatch.setattr(reachability, "_ask", lambda url: "no network")
+        monkeypatch.setattr(reachability, "_unreachable", {})
         monkeypatch.setenv("DFLASH_DATASETS_DIR", str(tmp_path))
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
@@ -324,7 +334,9 @@ class TestPublishedFiles:
             assert named.num_available == len(named.prompts) > 0
             monkeypatch.setenv("DFLASH_DATASETS_DIR", str(shared_folder / "datasets"))
             if num_rows == CATALOGUE[name].num_rows:
-                assert named.notes == () or all("repeat the text" in note for note in named.notes)
+                assert all(
+                    "repeat the text" in note or note == CATALOGUE[name].caution for note in named.notes
+                )
                 assert load_prompts(name).digest == named.digest
         assert not (tmp_path / "cache").exists(), "a file at hand needs no cache"
 

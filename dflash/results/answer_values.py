@@ -7,7 +7,7 @@ as text: nothing that a model writes may take long.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from fractions import Fraction
 
 MAX_CHARS = 500
@@ -67,8 +67,10 @@ _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)"
 _PLAIN_NUMBER = re.compile(
     rf"(?P<sign>[-+]?) ?(?P<number>{_DECIMAL})"
-    r"(?:(?:[eE]| ?\\(?:times|cdot) ?10 ?\^ ?)\{? ?(?P<exponent>[-+]?[0-9]{1,4}) ?\}?)?"
+    r"(?:(?:[eE]| ?(?:\\(?:times|cdot)|[*xX·]) ?10 ?(?:\^|\*\*) ?)\{? ?(?P<exponent>[-+]?[0-9]{1,4}) ?\}?)?"
 )
+_LEADING_GROUP = re.compile(r" ?[-+]? ?[1-9][0-9]{0,2}(?:,[0-9]{3})*")
+_GROUP = re.compile(r"[0-9]{3}(?:\.[0-9]+)? ?$")
 _FRACTION = re.compile(
     rf"(?P<sign>[-+]?) ?(?:(?P<whole>[0-9]+)(?: |(?=\\)))?"
     rf"(?:(?P<top>{_DECIMAL}) ?/ ?(?P<bottom>{_DECIMAL})"
@@ -154,7 +156,7 @@ def value_of(text: str, depth: int = 0) -> Hashable:
     if len(pieces) > 1:
         return ("union", tuple(value_of(piece, depth + 1) for piece in pieces))
     brackets, inner = _brackets(text)
-    items = _split(inner if brackets else text, ",")
+    items = _with_thousands(_split(inner if brackets else text, ","))
     values = tuple(value_of(item, depth + 1) for item in items) if brackets or len(items) > 1 else ()
     if brackets == r"\{\}":
         return ("set", frozenset(values))
@@ -230,6 +232,23 @@ def _split(text: str, separator: str) -> list[str]:
             parts.append(text[start : match.start()])
             start = match.end()
     return [*parts, text[start:]]
+
+
+def _with_thousands(items: Sequence[str]) -> list[str]:
+    """Elements of a list, where `1`, `000` is one of them: `(1,000)` is not `(1,0)`.
+
+    Three digits belong to what is before them where they begin with 0, which no element does, or where the element
+    before has been put together already; `(1,234)` stays a point.
+    """
+    joined: list[str] = []
+    for item in items:
+        before = joined[-1] if joined else ""
+        belongs = item.startswith("0") or "," in before
+        if belongs and _GROUP.match(item) and _LEADING_GROUP.fullmatch(before):
+            joined[-1] = f"{before},{item}"
+        else:
+            joined.append(item)
+    return joined
 
 
 def _compact(text: str) -> str:

@@ -7,6 +7,7 @@ evaluated. Texts come from models: every step is linear in the length of the tex
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 from dflash.results.answer_values import plain_latex, value_of, without_name
 
@@ -15,10 +16,14 @@ _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s{0,20}")
 _UNBRACED = re.compile(r"-?[0-9\\][^\s$,;{}]{0,100}")  # `\boxed 5`
 _ESCAPED_OR_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
+# `1e5`, `2 \times 10^{3}`, `2^{10}`, `cm^2`: the digits of an exponent are no number of their own.
+_EXPONENT = r"\s?(?:\^|\*\*)\s?(?:\{\s?[-+−]?[0-9]+\s?\}|[-+−]?[0-9]+)"
+_SCALE = rf"(?:[eE][-+−]?[0-9]+|(?:\s?(?:\\times|\\cdot|[×·*xX])\s?10)?{_EXPONENT})"
 _NUMBER = re.compile(
-    r"(?:(?<![\w.)\]}])[-−](?:\\?\$)?)?"  # a minus after one of these is a difference or a range
+    rf"(?P<exponent>{_EXPONENT})"
+    r"|(?:(?<![\w.)\]}])[-−](?:\\?\$)?)?"  # a minus after one of these is a difference or a range
     r"(?:\\[dtc]?frac\{-?[0-9]{1,100}\}\{[0-9]{1,100}\}"
-    rf"|{_DIGITS}(?:/[0-9]+)?|(?<![\w.])\.[0-9]+)"
+    rf"|(?:{_DIGITS}|(?<![\w.])\.[0-9]+)(?:{_SCALE}|/[0-9]+)?)"
 )
 
 
@@ -34,7 +39,8 @@ def find_answer(text: str) -> str | None:
         return boxed
     last = None
     for match in _NUMBER.finditer(text):
-        last = match
+        if match["exponent"] is None:
+            last = match
     return None if last is None else last[0]
 
 
@@ -56,11 +62,11 @@ def is_correct(answer: str | None, reference: str) -> bool:
 
 
 def _last_box(text: str) -> str | None:
-    """The content of the last box that is closed and not empty; of boxes within a box, the outer one."""
-    starts = [match.end() for match in _BOX.finditer(text)]
-    ends = _closing_braces(text) if starts else {}
-    found, found_end = None, 0
-    for start in starts:
+    """The content of the last box that is closed and not empty; of boxes within a box, the outer one without them."""
+    boxes = [(match.start(), match.end()) for match in _BOX.finditer(text)]
+    ends = _closing_braces(text) if boxes else {}
+    found, found_start, found_end = None, 0, 0
+    for _, start in boxes:
         if start < found_end:
             continue
         if text[start : start + 1] == "{":
@@ -70,8 +76,25 @@ def _last_box(text: str) -> str | None:
             match = _UNBRACED.match(text, start)
             end, content = (None, "") if match is None else (match.end(), match[0])
         if end is not None and content:
-            found, found_end = content, end
-    return found
+            found, found_start, found_end = content, start, end
+    inner = [
+        (place, start)
+        for place, start in boxes
+        if found_start < place and start in ends and start < found_end
+    ]
+    return found if not inner else _without(text, found_start + 1, found_end, inner, ends)
+
+
+def _without(
+    text: str, start: int, end: int, boxes: Sequence[tuple[int, int]], ends: Mapping[int, int]
+) -> str:
+    """A part of a text without the commands and the braces of the boxes in it."""
+    cuts = [cut for place, brace in boxes for cut in ((place, brace + 1), (ends[brace], ends[brace] + 1))]
+    kept = []
+    for first, after in sorted(cuts):
+        kept.append(text[start:first])
+        start = after
+    return "".join([*kept, text[start:end]]).strip()
 
 
 def _closing_braces(text: str) -> dict[int, int]:

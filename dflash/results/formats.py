@@ -22,12 +22,18 @@ def to_mib(num_bytes: float) -> float:
     return num_bytes / _BYTES_PER_MIB
 
 
+def _fixed(value: float, digits: int) -> str:
+    """So many digits after the point; what rounds to zero has no sign."""
+    text = f"{value:,.{digits}f}"
+    return text.removeprefix("-") if not text.strip("-0.") else text
+
+
 def format_number(value: float | None, digits: int = 2) -> str:
-    return UNKNOWN if value is None else f"{value:,.{digits}f}"
+    return UNKNOWN if value is None else _fixed(value, digits)
 
 
 def format_count(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:,.0f}"
+    return UNKNOWN if value is None else _fixed(value, 0)
 
 
 def format_ms(seconds: float | None) -> str:
@@ -35,12 +41,12 @@ def format_ms(seconds: float | None) -> str:
     if seconds is None:
         return UNKNOWN
     value = to_ms(seconds)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return _fixed(value, 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2)
 
 
 def format_rate(value: float | None) -> str:
     """Tokens a second, without the unit."""
-    return UNKNOWN if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+    return UNKNOWN if value is None else _fixed(value, 0 if value >= 1000 else 1)
 
 
 def format_times(value: float | None) -> str:
@@ -57,14 +63,14 @@ def format_percent(value: float | None) -> str:
 
 
 def format_mib(num_bytes: float | None) -> str:
-    return UNKNOWN if num_bytes is None else f"{to_mib(num_bytes):,.1f}"
+    return UNKNOWN if num_bytes is None else _fixed(to_mib(num_bytes), 1)
 
 
 def format_bounds(interval: Interval | None, digits: int = 2) -> str:
     """`[low, high]`, or nothing where there is no interval."""
     if interval is None or interval.low is None or interval.high is None:
         return ""
-    return f"[{interval.low:,.{digits}f}, {interval.high:,.{digits}f}]"
+    return f"[{_fixed(interval.low, digits)}, {_fixed(interval.high, digits)}]"
 
 
 def format_speedup(interval: Interval | None) -> str:
@@ -116,7 +122,7 @@ def plain_text(text: str) -> str:
 
 
 def format_p_value(value: float | None) -> str:
-    """Two significant digits; a p-value is never 0."""
+    """Three significant digits; a p-value is never 0."""
     if value is None:
         return UNKNOWN
-    return "below 0.001" if value < 0.001 else f"{value:.2g}"
+    return "below 0.001" if value < 0.001 else f"{value:.3g}"

@@ -90,7 +90,7 @@ class Run:
 
     def windows(self) -> list[WindowRecord]:
         """What servers counted, stretch by stretch of load; nothing in process."""
-        return _read_lines(self.folder, WindowRecord)[0]
+        return list(_each_line(self.folder, WindowRecord, []))
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per request: the fields of its record, and its cell's backend, data set, arm and load."""
@@ -117,7 +117,7 @@ class Run:
 
     def _of_last_attempts(self, kind: type[Line]) -> Iterator[Line]:
         segments = {_attempt_key(record): record.segment for record in self.records}
-        for line in _read_lines(self.folder, kind)[0]:
+        for line in _each_line(self.folder, kind, []):
             if segments.get(_attempt_key(line)) == line.segment:
                 yield line
 
@@ -132,19 +132,21 @@ def load_run(path: str | Path) -> Run:
     """
     folder = Path(path)
     info = read_info(folder)
-    records, torn_records = _read_lines(folder, RequestRecord)
-    differences, torn_differences = _read_lines(folder, DifferenceRecord)
-    records = last_attempts(info, records)
+    notes: list[str] = []
+    records = last_attempts(info, list(_each_line(folder, RequestRecord, notes)))
     segments = {_attempt_key(record): record.segment for record in records}
-    differences = [item for item in differences if segments.get(_attempt_key(item)) == item.segment]
-    notes = [note for note in (torn_records, torn_differences) if note is not None]
+    differences = [
+        item
+        for item in _each_line(folder, DifferenceRecord, notes)
+        if segments.get(_attempt_key(item)) == item.segment
+    ]
     info = replace(info, notes=(*info.notes, *notes))
     return Run(folder, info, tuple(records), tuple(differences))
 
 
 def load_answers(folder: Path) -> dict[str, str]:
     """The reference answers in a run's folder, by prompt id; none where there is no such file."""
-    return {line.prompt_id: line.answer for line in _read_lines(folder, AnswerRecord)[0]}
+    return {line.prompt_id: line.answer for line in _each_line(folder, AnswerRecord, [])}
 
 
 def read_info(folder: Path) -> RunInfo:
@@ -233,7 +235,9 @@ class RunWriter:
                     file.write(b"\n")
                 else:
                     file.truncate(len(complete))
-                    notes.append(_torn_note(name, content, "was cut off when the run was resumed"))
+                    notes.append(
+                        _torn_note(name, complete.count(b"\n") + 1, "was cut off when the run was resumed")
+                    )
         return tuple(notes)
 
     def write_info(self, info: RunInfo) -> None:
@@ -281,29 +285,26 @@ def _attempt_key(record: PerRequest) -> tuple[str, str, int, int]:
     return (record.cell_id, record.prompt_id, record.turn, record.repeat)
 
 
-def _read_lines(folder: Path, kind: type[AnyLine]) -> tuple[list[AnyLine], str | None]:
-    """All records of a kind, and a note where the last line was torn."""
+def _each_line(folder: Path, kind: type[AnyLine], notes: list[str]) -> Iterator[AnyLine]:
+    """The records of a kind, one by one; where the last line was torn, a note is added when it is reached."""
     name = FILE_OF[kind]
     try:
-        content = (folder / name).read_bytes()
+        file = (folder / name).open("rb")
     except FileNotFoundError:
-        return [], None
-    complete, rest = _split_torn(content)
-    records: list[AnyLine] = []
-    for number, line in enumerate(complete.splitlines(), start=1):
-        try:
-            records.append(decode_line(line, kind))
-        except ValueError as error:
-            raise UsageError(
-                f"line {number} of {name} in run {folder.name!r} cannot be read ({error})",
-                "the file was damaged or edited: restore it, or delete that line",
-            ) from error
-    if not rest:
-        return records, None
-    if _is_record(rest, kind):
-        records.append(decode_line(rest, kind))
-        return records, None
-    return records, _torn_note(name, content, "was cut short by a crash and is passed over")
+        return
+    with file:
+        for number, line in enumerate(file, start=1):
+            try:
+                record = decode_line(line, kind)
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    notes.append(_torn_note(name, number, "was cut short by a crash and is passed over"))
+                    return
+                raise UsageError(
+                    f"line {number} of {name} in run {folder.name!r} cannot be read ({error})",
+                    "the file was damaged or edited: restore it, or delete that line",
+                ) from error
+            yield record
 
 
 def _split_torn(content: bytes) -> tuple[bytes, bytes]:
@@ -320,8 +321,8 @@ def _is_record(line: bytes, kind: type[AnyRecord]) -> bool:
     return True
 
 
-def _torn_note(name: str, content: bytes, what: str) -> str:
-    return f"line {content.count(bytes([10])) + 1} of {name} {what}"
+def _torn_note(name: str, number: int, what: str) -> str:
+    return f"line {number} of {name} {what}"
 
 
 def _cannot_write(path: Path, error: OSError) -> UsageError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflash.results import task_scores
+from dflash.results.formats import format_p_value
 from dflash.results.paired_metrics import Pairing
 from dflash.results.records import Cell, RequestRecord
 from dflash.results.task_scores import UNSCORED_WORDS, Outcomes
@@ -31,9 +32,11 @@ def check_pair_scores(cell: Cell, pairing: Pairing, outcomes: Outcomes) -> tuple
     greedy = cell.workload.temperature == 0
     severity: Severity = "error" if greedy else "warning"
     direction = "below" if changed[0] > changed[1] else "above"
+    p_words = format_p_value(p_value)
     sentence = (
         f"The task score is {direction} the baseline's by more than chance explains. Prompts right in the "
-        f"baseline only: {changed[0]}; in this arm only: {changed[1]} (exact McNemar test, p = {p_value:.2g})."
+        f"baseline only: {changed[0]}; in this arm only: {changed[1]} (exact McNemar test, p "
+        f"{'' if p_words.startswith('below') else '= '}{p_words})."
     )
     if greedy:
         sentence += " At temperature 0 drafting must not change what the target says."
@@ -46,7 +49,7 @@ def _cut(cell: Cell, records: Sequence[RequestRecord], outcomes: Outcomes) -> Fi
         return None
     sentence = (
         f"{cut} of {total} scored answers were cut at the limit of {cell.workload.max_new_tokens} new tokens, so "
-        "the task score is too low: raise --max-new-tokens."
+        "the task score may be too low: raise --max-new-tokens."
     )
     return Finding("answers_cut", "warning", sentence)
 

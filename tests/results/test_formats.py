@@ -38,6 +38,19 @@ def test_only_all_prints_as_100_percent():
 
 
 def test_a_p_value_is_never_zero():
-    assert formats.format_p_value(0.0625) == "0.062"
+    assert formats.format_p_value(0.0625) == "0.0625"
+    assert formats.format_p_value(0.125) == "0.125"
     assert formats.format_p_value(1.0) == "1"
     assert formats.format_p_value(1e-9) == "below 0.001"
+
+
+def test_what_rounds_to_zero_has_no_sign():
+    assert formats.format_ms(-1e-9) == "0.00"
+    assert formats.format_ms(-0.002) == "-2.00"
+    assert formats.format_number(-0.004) == "0.00"
+    assert formats.format_number(-0.0, 1) == "0.0"
+    assert formats.format_count(-0.3) == "0"
+    assert formats.format_rate(-0.04) == "0.0"
+    assert formats.format_mib(-1.0) == "0.0"
+    assert formats.format_bounds(Interval(0.0, -0.001, 0.5)) == "[0.00, 0.50]"
+    assert formats.format_number(-1000.0) == "-1,000.00"

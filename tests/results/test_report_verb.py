@@ -9,7 +9,6 @@ import pytest
 from made_up_run import made_up_run
 
 from dflash.report import main
-from dflash.results.atomic_file import write_file
 from dflash.results.store import RunWriter
 
 ROOT = Path(__file__).parents[2]
@@ -86,16 +85,3 @@ def test_help_imports_no_heavy_package():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
     )
     assert result.stdout.strip() == "[]"
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = write_file(tmp_path / "x", b"old")
-
-    def fail(self, target):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_file(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [item.name for item in tmp_path.iterdir()] == ["x"]

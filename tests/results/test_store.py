@@ -315,3 +315,22 @@ def test_half_a_character_does_not_end_a_run(tmp_path: Path) -> None:
     run = load_run(tmp_path / "r")
     assert run.info.command == "x ?"
     assert [output.text for output in run.outputs()] == ["a ? b"]
+
+
+def test_outputs_and_chunks_are_read_one_by_one(tmp_path: Path) -> None:
+    """A run of many requests must not be held in memory: a fault in line 2 shows when line 2 is asked for."""
+    writer = new_run(tmp_path / "r")
+    for number in "12":
+        writer.append(OutputRecord("aaaaaaaaaaaa", number, text=number))
+        writer.append(ChunkRecord("aaaaaaaaaaaa", number, num_tokens=(1,)))
+        writer.append(RequestRecord("aaaaaaaaaaaa", number, finish_reason="stop"))
+    writer.close()
+    run = load_run(tmp_path / "r")
+    for name, read in (("outputs.jsonl", run.outputs), ("chunks.jsonl", run.chunks)):
+        path = tmp_path / "r" / name
+        first, _ = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(first + b"damaged\n" + first)
+        lines = read()
+        assert next(lines).prompt_id == "1"
+        with pytest.raises(UsageError, match="line 2 of"):
+            next(lines)

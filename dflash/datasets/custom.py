@@ -1,9 +1,9 @@
 """The data set `custom`: rows of any file, or of any data set on the model hub. Pure.
 
 Which column is the prompt is named (`--prompt-field`: a text; `--turns-field`: a list of texts, or one text). Where
-neither is named, it is the first of these that a row has:
+neither is named, it is the first of these that a row has (null is as good as absent):
 
-- `messages`: a conversation of the OpenAI form, see `dataset_templates_chat.conversation_of`;
+- `messages`: a conversation of the OpenAI form, see `templates_chat.conversation_of`;
 - `conversations`: a conversation of the ShareGPT form: what people said, each a turn, as in the set `sharegpt`;
 - `turns`: a list of texts;
 - `prompt` or `question`: one text, or a list of turns;

@@ -6,6 +6,7 @@ DFLASH_TEST_ENGINE); no other command runs them unless `-m` names the mark.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -55,18 +56,27 @@ def is_left_out(item: pytest.Item, wanted: bool, engine: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def engine_python() -> EnginePython:
+def engine_python(pytestconfig: pytest.Config) -> EnginePython:
     """`engine_python("vllm")`: the python of the engine's environment, which is made at the first use."""
+    found: dict[str, Path | UnavailableError] = {}  # asked once a session
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+
+    def announce(line: str) -> None:  # to the person who waits for it, not into a test's captured output
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            print(line, file=sys.stderr, flush=True)
 
     def find(engine: str) -> Path:
-        try:
-            return install(
-                ENGINES[engine], default_cache(), lambda line: print(line, file=sys.stderr, flush=True)
-            )
-        except UnavailableError as error:
-            if os.environ.get(REQUIRE_VARIABLE) == "1":
-                raise
-            pytest.skip(f"{engine} cannot be installed here: {error}")
+        if engine not in found:
+            try:
+                found[engine] = install(ENGINES[engine], default_cache(), announce)
+            except UnavailableError as error:
+                found[engine] = error
+        result = found[engine]
+        if isinstance(result, Path):
+            return result
+        if os.environ.get(REQUIRE_VARIABLE) == "1":
+            raise result
+        pytest.skip(f"{engine} cannot be installed here: {result}")
 
     return find
 

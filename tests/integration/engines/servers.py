@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 KEEPER = Path(__file__).with_name("keeper.py")
 MODEL_NAME = "quickstart"  # what the servers call the target
-START_LIMIT_S = 600.0  # 60 to 160 s are usual on two cores
+START_LIMIT_S = 900.0  # 60 to 160 s on two idle cores, several minutes on busy ones
 PATIENCE_S = 20.0  # between SIGTERM and SIGKILL; vLLM takes 4
 STOP_LIMIT_S = 60.0
 POLL_S = 0.2
@@ -66,15 +67,22 @@ class RunningServer:
         return _ask(urllib.request.Request(self.url + path))
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises urllib.error.HTTPError: the server refused."""
-        data = json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        answer: dict[str, Any] = json.loads(_ask(request))
+        """Raises ServerRefusedError."""
+        answer: dict[str, Any] = json.loads(self.post_text(path, body))
         return answer
+
+    def post_text(self, path: str, body: Mapping[str, Any]) -> str:
+        """The answer as it came, a stream of events for instance. Raises as `post`."""
+        data = json.dumps(body).encode()
+        return _ask(urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}))
 
     def stop(self) -> None:
         """End the whole process group and wait until none of it is left; safe to call twice."""
         stop_keeper(self.keeper)
+
+
+class ServerRefusedError(Exception):
+    """The server answered with an error status; the message has the status and its words."""
 
 
 class ServerStartError(Exception):
@@ -210,7 +218,7 @@ def wait_until_ready(keeper: subprocess.Popen[bytes], url: str, give_up: float) 
     while True:
         if keeper.poll() is not None:
             raise ChildProcessError(f"the server ended with code {keeper.returncode} before it was ready")
-        with contextlib.suppress(OSError):  # refused, reset, 503: not yet
+        with contextlib.suppress(OSError, ServerRefusedError):  # no connection, or 503: not yet
             _ask(urllib.request.Request(f"{url}/health"), timeout_s=5.0)
             return
         if time.monotonic() > give_up:
@@ -233,9 +241,13 @@ def free_port() -> int:
 
 def _ask(request: urllib.request.Request, timeout_s: float = 300.0) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
-    with opener.open(request, timeout=timeout_s) as answer:
-        text: str = answer.read().decode("utf-8")
-        return text
+    try:
+        with opener.open(request, timeout=timeout_s) as answer:
+            text: str = answer.read().decode("utf-8")
+            return text
+    except urllib.error.HTTPError as error:
+        words = error.read().decode("utf-8", errors="replace")
+        raise ServerRefusedError(f"{error.code} at {request.full_url}: {words}") from None
 
 
 class ServerPool:

@@ -20,6 +20,7 @@ from engines.servers import (
     ServerArm,
     ServerCommand,
     ServerPool,
+    ServerRefusedError,
     ServerStartError,
     kept_environment,
     left_running,
@@ -42,7 +43,7 @@ if {fails}:
     sys.exit("out of luck")
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200)
+        self.send_response(400 if self.path == "/refused" else 200)
         self.end_headers()
         self.wfile.write(self.path.encode())
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
@@ -89,6 +90,14 @@ def test_a_server_is_ready_and_ends_with_its_children(stand_in, tmp_path):
         assert server.start_s > 0
     assert left_running(server.group) == []
     server.stop()  # twice is once
+
+
+def test_a_refusal_has_the_words_of_the_server(stand_in, tmp_path):
+    with (
+        started_server(ARM, PYTHON, tmp_path) as server,
+        pytest.raises(ServerRefusedError, match=r"400.*: /refused"),
+    ):
+        server.get("/refused")
 
 
 def test_it_ends_too_when_a_test_is_interrupted(stand_in, tmp_path):

@@ -1,7 +1,7 @@
 """Finds the code in a model's answer, and makes a program of it and the tests. Pure; nothing is run.
 
-Texts come from models: every step is linear in the length of the text, and what Python's own parser does not
-take is read line by line.
+Texts come from models: every step is linear in the length of the text but Python's own parser, which takes the
+square for some of them. So it gets short ones only, and what it does not get or take is read line by line.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dflash.prompts import CodeCheck
 from dflash.reasoning import strip_reasoning
 
 _PYTHON = frozenset({"python", "py", "python3", "py3"})
-_FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<mark>`{3,}|~{3,})(?P<info>[^\r]*)\r?")
-_MAX_PARSED_CHARS = 200_000  # far above any answer; the parser's memory grows with the text
+# The marks are taken whole: to try fewer of them would take the square of a long line.
+_FENCE = re.compile(r"(?P<indent>[ \t]*)(?P<mark>`{3,}(?!`)|~{3,}(?!~))(?P<info>[^\r]*)\r?")
+_MAX_PARSED_CHARS = 20_000  # above any answer's code, and at most a third of a second
 _FUTURE = "__future__"
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -70,16 +71,25 @@ def find_entry_point(tests: str) -> str | None:
     return unknown.pop() if len(unknown) == 1 else None
 
 
-def make_program(check: CodeCheck, code: str) -> str:
-    """Preamble, code and tests as one program; imports from `__future__` of all three come first.
+def make_program(check: CodeCheck, code: str) -> tuple[str, str]:
+    """A program of two parts: preamble with code, and tests. Imports from `__future__` of all come first in each.
+
+    Each part is a program by itself: what is left open at the end of the code (a bracket, a text, a line that is
+    to be continued) swallows no test.
 
     Where the code is the body of the function that the preamble began (indented, or a bare `return`), it is put
     there: at the preamble's end, indented where it is not.
     """
     names: list[str] = []
-    parts = [_without_future(part, names) for part in (check.preamble, _as_body(check, code), check.tests)]
+    preamble, body, tests = (
+        _without_future(part, names) for part in (check.preamble, _as_body(check, code), check.tests)
+    )
     future = f"from {_FUTURE} import {', '.join(dict.fromkeys(names))}\n" if names else ""
-    return future + "".join(part if part.endswith("\n") or not part else f"{part}\n" for part in parts)
+    return future + _with_line_end(preamble) + _with_line_end(body), future + _with_line_end(tests)
+
+
+def _with_line_end(text: str) -> str:
+    return text if text.endswith("\n") or not text else f"{text}\n"
 
 
 def _fenced_blocks(text: str) -> list[_Block]:
@@ -129,6 +139,8 @@ def _parse(code: str) -> ast.Module | None:
 
 
 def _defines(code: str, name: str) -> bool:
+    if name not in code:
+        return False
     tree = _parse(code)
     if tree is None:
         return (

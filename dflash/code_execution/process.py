@@ -6,11 +6,9 @@ import marshal
 import os
 import secrets
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -18,6 +16,7 @@ from dataclasses import asdict, dataclass
 from io import RawIOBase
 from pathlib import Path
 
+from dflash.code_execution.program_folder import program_folder
 from dflash.code_execution.sandbox import READY, START, TOKEN_BYTES
 from dflash.code_execution.seccomp import seccomp_filter
 from dflash.errors import UnavailableError
@@ -59,7 +58,7 @@ class ProcessRun:
 
 
 def run_process(
-    program: str | None,
+    program: tuple[str, ...] | None,
     limits: CodeLimits,
     layers: tuple[str, ...] | None,
     stop: threading.Event | None = None,
@@ -67,6 +66,7 @@ def run_process(
     """Run `program`, or tell the protections of this machine where it is None.
 
     Args:
+        program: parts that are compiled each by itself and run one after the other in one module.
         layers: the protections that must hold; None: whatever there is.
         stop: when set, the process is killed.
 
@@ -83,8 +83,7 @@ def run_process(
     data = marshal.dumps(job)
     with ExitStack() as stack:
         try:
-            folder = os.path.realpath(tempfile.mkdtemp(prefix="dflash-code-"))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            folder = stack.enter_context(program_folder())
             process, control, report = _start(folder, stack)
         except OSError as error:
             raise UnavailableError(f"no process for an answer's code could be started ({error})") from error

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from dflash.code_execution.answers import find_code, find_entry_point, make_program
 from dflash.code_execution.process import CodeLimits, ProcessRun, run_process
+from dflash.code_execution.program_folder import sweep_program_folders
 from dflash.code_execution.sandbox import MAX_DETAIL_CHARS, SEPARATOR
 from dflash.errors import UnavailableError, UsageError
 from dflash.prompts import CodeCheck
@@ -39,6 +40,8 @@ __all__ = [
     "run_program",
     "run_programs",
 ]
+
+Program = str | tuple[str, ...]
 
 _MAX_WORKERS = 16
 _REASONS_TOLD = ("failed", "forbidden", "exited", "memory")  # by the process itself
@@ -76,11 +79,13 @@ def check_answers(
     Raises:
         UsageError, UnavailableError: as `run_programs`.
     """
-    programs: list[str | None] = []
+    programs: list[Program | None] = []
     for text, check in items:
         code = find_code(text, check.entry_point or find_entry_point(check.tests))
         programs.append(None if code is None else make_program(check, code))
-    known: dict[str | None, CodeOutcome] = {None: CodeOutcome(False, "no_code", "the answer holds no code")}
+    known: dict[Program | None, CodeOutcome] = {
+        None: CodeOutcome(False, "no_code", "the answer holds no code")
+    }
     distinct = dict.fromkeys(program for program in programs if program is not None)
     with closing(run_programs(distinct, limits, max_workers=max_workers)) as runs:
         for program in programs:
@@ -92,11 +97,12 @@ def check_answers(
 
 
 def run_programs(
-    programs: Iterable[str], limits: CodeLimits | None = None, *, max_workers: int | None = None
+    programs: Iterable[Program], limits: CodeLimits | None = None, *, max_workers: int | None = None
 ) -> Generator[CodeOutcome, None, None]:
     """Run several programs at a time; the outcomes come in the order of the programs.
 
-    Closing the iterator kills what runs and drops what waits; so does Ctrl-C while it is read.
+    Closing the iterator kills what runs and drops what waits; so does Ctrl-C while it is read. Folders of programs
+    whose parent was killed are removed at the start.
 
     Args:
         max_workers: programs at a time; None: one for each processor that this process may use, at most 16.
@@ -105,6 +111,7 @@ def run_programs(
         UsageError: this system cannot limit a process.
         UnavailableError: a process could not be started, or not with the protections that it had.
     """
+    sweep_program_folders()
     available_protections()
     stop = threading.Event()
     pool = ThreadPoolExecutor(max_workers or _num_processors(), thread_name_prefix="code")
@@ -118,11 +125,12 @@ def run_programs(
 
 
 def run_program(
-    program: str, limits: CodeLimits | None = None, *, stop: threading.Event | None = None
+    program: Program, limits: CodeLimits | None = None, *, stop: threading.Event | None = None
 ) -> CodeOutcome:
     """Run one program to its end or to one of its limits.
 
     Args:
+        program: its text, or its parts, which are compiled each by itself and run one after the other.
         stop: when set, the program is killed; the outcome is "stopped".
 
     Raises:
@@ -130,7 +138,8 @@ def run_program(
         UnavailableError: a process could not be started, or not with the protections that it had.
     """
     limits = limits or CodeLimits()
-    return _judge(run_process(program, limits, available_protections(), stop), limits)
+    parts = (program,) if isinstance(program, str) else program
+    return _judge(run_process(parts, limits, available_protections(), stop), limits)
 
 
 @functools.cache
@@ -145,7 +154,7 @@ def available_protections() -> tuple[str, ...]:
         raise UsageError("code cannot be executed with limits on this system", "use Linux or macOS")
     layers = tuple(run_process(None, CodeLimits(), None).report.decode().split())
     # Limits that this Python cannot live with would look like wrong answers.
-    trial = run_process("import collections, decimal, math, random, re, typing", CodeLimits(), layers)
+    trial = run_process(("import collections, decimal, math, random, re, typing",), CodeLimits(), layers)
     if not trial.passed:
         raise UnavailableError(
             f"a trial program does not run within the limits ({_judge(trial, CodeLimits()).detail})",

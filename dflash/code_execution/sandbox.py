@@ -4,7 +4,8 @@ It imports the standard library and its neighbours only, and gives up what the p
 (`protections.py`) before the program's text is even compiled.
 
 **The verdict.** The parent believes that the tests passed when it gets its token back, a random number that
-waits in a pipe. One expression reads it, runs the program and sends it: while the program runs, the token is on
+waits in a pipe. One expression reads it, runs the program (its parts, compiled each by itself before) and sends
+it: while the program runs, the token is on
 the interpreter's evaluation stack, in no variable of any frame, and the only way to the end of the expression
 is the end of the program's last line. `sys.exit`, `os._exit`, printed words, patched built-ins and walks over
 frames do not come to it; the lists of `gc`, tracers and ctypes are refused. What a program can still do: answer
@@ -19,6 +20,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 from dflash.code_execution.audit_hook import ForbiddenImportError
@@ -80,7 +82,7 @@ def _read_exactly(file: int, num_bytes: int) -> bytes:
     return bytes(data)
 
 
-def _run(program: str, control: int, report: int) -> None:
+def _run(program: tuple[str, ...], control: int, report: int) -> None:
     # A real module, so that dataclasses, typing and pickle find the classes of the program. It is not called
     # `__main__`: what an answer does when run as a script is not what the tests are about.
     module = types.ModuleType("answer")
@@ -94,7 +96,14 @@ def _run(program: str, control: int, report: int) -> None:
                 (
                     read(control, TOKEN_BYTES),
                     close(control),
-                    execute(compile(program, "answer", "exec", dont_inherit=True), module.__dict__),
+                    # Compiled in advance, and in no variable: the first part cannot change the next one.
+                    [
+                        *map(
+                            execute,
+                            [compile(part, "answer", "exec", dont_inherit=True) for part in program],
+                            repeat(module.__dict__),
+                        )
+                    ],
                 )[0],
             )
             - TOKEN_BYTES

@@ -196,7 +196,7 @@ def state_of(process: int) -> str:
 def test_a_grandchild_is_dead_afterwards(monkeypatch):
     """The layers refuse to make one; here the far side itself does."""
     monkeypatch.setattr("dflash.code_execution.process.START", LEAVES_A_GRANDCHILD)
-    run = run_process("", CodeLimits(wall_s=0.5), None)
+    run = run_process(("",), CodeLimits(wall_s=0.5), None)
     assert run.end == "timeout"  # the grandchild held the report open
     assert are_dead([int(run.report)])
 
@@ -260,7 +260,7 @@ def test_the_protections_are_named():
 
 def test_a_protection_that_is_missing_ends_the_run():
     with pytest.raises(UnavailableError, match="armour could not be had"):
-        run_process("", QUICK, (*PROTECTIONS, "armour"))
+        run_process(("",), QUICK, (*PROTECTIONS, "armour"))
 
 
 def test_a_process_that_cannot_start_ends_the_run(monkeypatch):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import warnings
 
 import pytest
 
+from dflash.code_execution import answers
 from dflash.code_execution.answers import find_code, find_entry_point, make_program
 from dflash.prompts import CodeCheck
 
@@ -13,9 +15,10 @@ FUNCTION = "def add(a, b):\n    return a + b\n"
 PREAMBLE = 'from typing import List\n\ndef add(a, b):\n    """Adds.\n    """\n'
 
 
-def run(program: str) -> dict[str, object]:
+def run(program: tuple[str, ...]) -> dict[str, object]:
     namespace: dict[str, object] = {}
-    exec(compile(program, "program", "exec", dont_inherit=True), namespace)
+    for part in program:
+        exec(compile(part, "program", "exec", dont_inherit=True), namespace)
     return namespace
 
 
@@ -92,7 +95,7 @@ def test_line_ends_within_code_are_kept():
 def test_what_no_parser_takes_raises_nothing(code):
     code = f"{code}\ndef add(): pass\n"
     assert find_code(f"```python\n{code}```", "add") == code
-    assert code in make_program(CodeCheck("", "add()", "add"), code)
+    assert code in make_program(CodeCheck("", "add()", "add"), code)[0]
 
 
 def test_a_long_answer_is_not_parsed():
@@ -164,6 +167,49 @@ def test_imports_from_the_future_stay_first(code):
     assert namespace["__annotations__"]["y"] == "Unknown"  # type: ignore[index]
 
 
-def test_a_program_without_them_is_the_three_parts():
+def test_a_program_without_them_is_the_texts_as_they_are():
     program = make_program(CodeCheck("import math", "assert add(1, 2) == 3", None), FUNCTION)
-    assert program == f"import math\n{FUNCTION}assert add(1, 2) == 3\n"
+    assert program == (f"import math\n{FUNCTION}", "assert add(1, 2) == 3\n")
+
+
+@pytest.mark.parametrize(
+    "end", ["if False: \\", "if False: \\\n", "x = '''", "f'''", "x = (", "if False:", "x = [i for i in", "#"]
+)
+def test_what_the_code_leaves_open_swallows_no_test(end):
+    """The function is wrong: whatever its end does to the tests, they must not pass."""
+    tests = "assert add(1, 2) == 3\n'''Words of the tests.'''\n"
+    program = make_program(CodeCheck("", tests, "add"), f"def add(a, b): return 0\n{end}")
+    with pytest.raises((SyntaxError, AssertionError)):
+        run(program)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\nimport " + "a." * 95_000 + "a  # add\n```",
+        "import " + "a." * 95_000 + "a  # add",
+        ("```python\nimport " + "a." * 4_000 + "a  # add\n```\n") * 20,
+        "```python\nadd=" + "[" * 95_000 + "]" * 95_000 + "\n```",
+    ],
+)
+def test_the_parser_gets_short_texts_only(text, monkeypatch):
+    """It takes the square of their length for some: ten seconds for an answer of 190 kB."""
+    parsed: list[int] = []
+    parse = ast.parse
+
+    def count(code):
+        parsed.append(len(code))
+        return parse(code)
+
+    monkeypatch.setattr(answers.ast, "parse", count)
+    code = find_code(text, "add")
+    if code is not None:
+        make_program(CodeCheck("def add(a, b):\n", "assert add(1, 2) == 3", "add"), code)
+    assert max(parsed, default=0) <= 20_000
+    assert sum(parsed) <= 2 * len(text)
+
+
+@pytest.mark.timeout(60)  # it took hours
+@pytest.mark.parametrize("text", ["`" * 10**6 + "\rx", "~" * 10**6 + "\r" * 9, " " * 10**6 + "`"])
+def test_a_long_line_of_marks_is_read_once(text):
+    assert find_code(text, "add") is None

@@ -207,6 +207,31 @@ def test_equal_programs_run_once(monkeypatch):
     assert len(tried) == 2
 
 
+@pytest.mark.parametrize("end", ["if False: \\", "x = '''", "if False:"])
+def test_code_that_swallows_the_first_test_does_not_pass(end):
+    check = CodeCheck("", "assert add(1, 2) == 3\nx = ''' '''\n", "add")
+    [outcome] = check_answers([(f"```python\ndef add(a, b): return 0\n{end}\n```", check)], QUICK)
+    assert outcome.reason == "failed"
+
+
+def test_the_first_part_cannot_change_the_next():
+    spoil = """
+        import builtins, sys
+        builtins.compile = builtins.exec = builtins.map = lambda *words, **more: ()
+        def spoil(frame):
+            while frame:
+                for name, value in list(frame.f_locals.items()):
+                    if isinstance(value, (tuple, list)) or callable(value):
+                        frame.f_locals[name] = ()
+                frame = frame.f_back
+        spoil(sys._getframe(1))
+    """
+    program = (textwrap.dedent(spoil), "assert False, 'it runs'")
+    assert run_program(program, QUICK) == CodeOutcome(False, "failed", "AssertionError: it runs")
+    assert run_program(("x = 1", "assert x == 1"), QUICK).passed
+    assert run_program(("x = 1", "assert x == ("), QUICK).detail.startswith("SyntaxError")
+
+
 def test_without_answers_there_is_nothing_to_do():
     assert check_answers([]) == []
 

@@ -19,6 +19,7 @@ from dflash.decoding import Decoded, dflash_generate, plain_generate
 from dflash.draft_config import DraftConfig, build_target_layer_ids, parse_draft_config
 from dflash.draft_layers import DraftLayer, RMSNorm, RotaryEmbedding
 from dflash.errors import DraftError, ModelError
+from dflash.reachability import find_unreachable_hub, quiet_hub
 from dflash.rollback_cache import DraftCache
 
 __all__ = [
@@ -129,12 +130,19 @@ def find_checkpoint(path: str | Path, revision: str | None = None) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(
-            snapshot_download(str(path), revision=revision, allow_patterns=["config.json", "*.safetensors*"])
-        )
+        with quiet_hub():
+            return Path(
+                snapshot_download(
+                    str(path),
+                    revision=revision,
+                    allow_patterns=["config.json", "*.safetensors*"],
+                    local_files_only=find_unreachable_hub(str(path)) is not None,
+                )
+            )
     except (OSError, ValueError) as error:  # hub errors derive from these
+        reason = find_unreachable_hub(str(path)) or type(error).__name__
         raise ModelError(
-            f"draft {str(path)!r} is no folder, and the hub does not give it ({type(error).__name__})",
+            f"draft {str(path)!r} is no folder, and the hub does not give it ({reason})",
             "name a folder with config.json and safetensors, or an id that the hub knows",
         ) from error
 

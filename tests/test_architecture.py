@@ -107,7 +107,7 @@ def is_allowed(importer: str, imported: str) -> bool:
     if within(importer, "dflash.results"):
         return within(imported, "dflash.results", "dflash.errors")
     if importer in MODEL_FILES:
-        return imported in MODEL_FILES | {"dflash.errors"}
+        return imported in MODEL_FILES | {"dflash.errors", "dflash.reachability"}
     if within(importer, "dflash.backends"):
         known = within(imported, "dflash.backends", "dflash.quickstart")
         return known or imported in MODEL_FILES | BELOW_BACKENDS

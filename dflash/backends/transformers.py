@@ -34,6 +34,7 @@ from dflash.draft_config import check_block_size, check_target
 from dflash.errors import DraftError, ModelError, RequestError, UsageError
 from dflash.few_rows import use_few_row_products, use_grouped_attention
 from dflash.model import DFlashDraftModel, find_checkpoint, read_draft_config
+from dflash.reachability import local_files_only_if_unreachable
 from dflash.results.records import Arm
 from dflash.target import Target, quiet_transformers
 
@@ -100,6 +101,7 @@ class TransformersBackend:
             raise UsageError(f"dtype {dtype!r} is not known", f"choose one of {', '.join(DTYPES)}")
         wanted: Any = DTYPES[dtype] if dtype else torch.float32 if device.type == "cpu" else "auto"
         options: dict[str, Any] = {"dtype": wanted, "trust_remote_code": self._settings.trust_remote_code}
+        options |= local_files_only_if_unreachable(location)
         if self._settings.attn_implementation:
             options["attn_implementation"] = self._settings.attn_implementation
         try:

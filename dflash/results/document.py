@@ -15,7 +15,9 @@ from dflash.results.summary import CellSummary, RunSummary
 
 
 def json_document(run: Run, summary: RunSummary, exit_code: int) -> dict[str, Any]:
-    """`{"run", "exit_code", "cells": [...]}`; every cell carries every metric under its code name.
+    """`{"run", "exit_code", "notes", "cells": [...]}`; every cell carries every metric under its code name.
+
+    `notes` are facts that a reader of the numbers must know, of the run and of each cell.
 
     `{"value", "low", "high"}`: speedup, e2el_speedup, throughput_speedup, acceptance_length,
     acceptance_length_untrimmed, decode_tok_s, agreement, task_score. All others are plain numbers, lists, or null.
@@ -23,6 +25,7 @@ def json_document(run: Run, summary: RunSummary, exit_code: int) -> dict[str, An
     return {
         "run": str(run.folder),
         "exit_code": exit_code,
+        "notes": list(run.info.notes),
         "cells": [_cell_document(cell) for cell in summary.cells],
     }
 
@@ -54,6 +57,7 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
         "max_new_tokens": workload.max_new_tokens,
         "status": cell.status,
         "reason": cell.reason,
+        "notes": list(cell.notes),
         **_plain_metrics(summary),
         "ttft_cache": summary.cache_mark,
         "counters": None if summary.counts is None else _counters(summary.counts),

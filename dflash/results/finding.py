@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from dflash.results.records import RequestRecord
+from dflash.results.records import Cell, RequestRecord
 
 Severity = Literal["error", "warning", "info"]
 
@@ -28,6 +28,33 @@ def of(count: int, total: int) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def requests_of(num_requests: int, num_prompts: int, noun: str = "request") -> str:
+    """`8 prompts`; where a prompt has several turns or repeats `8 requests of 4 prompts`."""
+    prompts = plural(num_prompts, "prompt")
+    return prompts if num_requests == num_prompts else f"{plural(num_requests, noun)} of {prompts}"
+
+
+def cell_end(cell: Cell, progress: str) -> str:
+    """How a cell that is not completed ended: `Interrupted by SIGINT after 105 of 400 prompts`.
+
+    Args:
+        progress: how far it came, `105 of 400 prompts`.
+    """
+    reason = cell.reason or ""
+    if cell.status == "failed":
+        return f"Failed after {progress}{f' ({reason})' if reason else ''}"
+    if cell.status == "interrupted":
+        why = (
+            reason
+            if reason.startswith("interrupted")
+            else f"interrupted ({reason})"
+            if reason
+            else "interrupted"
+        )
+        return f"{why[0].upper()}{why[1:]} after {progress}"
+    return f"Not ended after {progress} (its process was killed, or is still at work)"
 
 
 def name_of(record: RequestRecord) -> str:

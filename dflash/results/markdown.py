@@ -6,21 +6,27 @@ Text that a model, a server, a file or a user made is escaped. Headings are the 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from dflash.results import markdown_acceptance, markdown_breakdowns, markdown_server
+from dflash.results import (
+    markdown_acceptance,
+    markdown_answer,
+    markdown_breakdowns,
+    markdown_server,
+    markdown_settings,
+)
 from dflash.results import markdown_sections as sections
-from dflash.results.formats import UNKNOWN, format_number, format_times
+from dflash.results.finding import Finding
+from dflash.results.formats import UNKNOWN
+from dflash.results.markdown_merge import merged
 from dflash.results.markdown_scores import task_scores
-from dflash.results.markdown_text import code_block, escape, table
-from dflash.results.records import RunInfo
+from dflash.results.markdown_text import bullets, code_block, escape, table
 from dflash.results.store import Run
-from dflash.results.summary import Average, Group, RunSummary
-from dflash.results.tables import finding_lines, group_title, headline, target_line
+from dflash.results.summary import Group, RunSummary
+from dflash.results.tables import finding_lines
+from dflash.results.titles import short_titles, what_differs
 
 METHODOLOGY = "../../METHODOLOGY.md"
 
@@ -76,15 +82,14 @@ SERVER_FIGURES = frozenset(
 def render_report(run: Run, summary: RunSummary, pictures: Sequence[Path] = ()) -> str:
     """The whole report. `pictures` are named relative to the report's own folder."""
     names = {Path(picture).name for picture in pictures}
-    parts = [f"# {escape(run.info.name)}", *_answer(run.info, summary)]
+    parts = [f"# {escape(run.info.name)}", *markdown_answer.answer(run.info, summary)]
+    parts += markdown_answer.averages(summary)
     parts += _section("Speed", summary, sections.speed, names, ("speedup.png", "decode_speed.png"))
     servers = replace(summary, groups=summary.server_groups)
     if servers.groups:
         parts += ["## Concurrency", *markdown_server.concurrency(servers.groups)]
         for title, render, words in markdown_server.sections(summary.slo):
             parts += _section(title, servers, render, names, (), words)
-    if summary.averages:
-        parts += _averages(summary)
     parts += _section("Acceptance", summary, markdown_acceptance.acceptance, names, ())
     if servers.groups:
         words = markdown_server.COUNTERS_WORDS
@@ -107,27 +112,10 @@ def render_report(run: Run, summary: RunSummary, pictures: Sequence[Path] = ()) 
     parts += _section("Errors", summary, sections.errors, names, ())
     parts += ["## Findings", *_findings(summary)]
     parts += ["## What the numbers mean", *_meanings(bool(servers.groups))]
-    parts += ["## Machine and versions", *_settings(run.info.environment, "No fingerprint was recorded.")]
-    parts += ["## Settings", *_settings(run.info.config, "No settings were recorded.")]
-    parts += _datasets(run.info)
-    parts += _workloads(summary)
+    parts += ["## Machine and versions", *markdown_settings.environment(run.info)]
+    parts += ["## Settings", *markdown_settings.settings(run.info, summary)]
     parts += ["## Command", code_block(run.info.command or UNKNOWN)]
     return "\n\n".join(parts) + "\n"
-
-
-def _answer(info: RunInfo, summary: RunSummary) -> list[str]:
-    parts = []
-    if not summary.groups:
-        parts.append("**No cell was planned in this run: there is nothing to report.**")
-    for group in summary.groups:
-        lead = f"{escape(group_title(group.first))}: " if len(summary.groups) > 1 else ""
-        parts.append(f"{lead}**{escape(headline(group))}**")
-    if summary.groups:
-        first = summary.groups[0].first
-        parts.append(escape(f"{group_title(first)}; {target_line(first)}."))
-    parts.append(f"Measured {escape(info.created_at)} with dflash {escape(info.dflash_version or UNKNOWN)}.")
-    parts += [f"Note: {escape(note)}" for note in info.notes]
-    return parts
 
 
 def _section(
@@ -139,14 +127,9 @@ def _section(
     words: str = "",
 ) -> list[str]:
     """Args: words: what holds for every group, said once."""
+    bodies = [(escape(name), render(group)) for name, group in short_titles(summary.groups)]
     parts = [f"## {title}", *([words] if words else [])]
-    for group in summary.groups:
-        body = render(group)
-        if len(summary.groups) > 1:
-            body = [f"### {title}: {escape(group_title(group.first))}", *body]
-        parts += body
-    if not summary.groups:
-        parts.append("Nothing was run.")
+    parts += merged(bodies, what_differs(summary.groups)) if bodies else ["Nothing was run."]
     return parts + [f"![{_alternative(name)}]({name})" for name in pictures if name in names]
 
 
@@ -154,46 +137,21 @@ def _alternative(name: str) -> str:
     return name.removesuffix(".png").replace("_", " ")
 
 
-def _averages(summary: RunSummary) -> list[str]:
-    rows = [
-        [
-            escape(average.arm_label),
-            escape(average.backend),
-            _load_of(average),
-            str(average.num_datasets),
-            format_times(average.speedup),
-            format_number(average.acceptance_length),
-        ]
-        for average in summary.averages
-    ]
-    header = [
-        "arm",
-        "backend",
-        "concurrency",
-        "data sets",
-        "speedup (geometric mean)",
-        "acceptance length (arithmetic mean)",
-    ]
-    return ["## Averages over data sets", table(header, rows)]
-
-
-def _load_of(average: Average) -> str:
-    rate = average.request_rate
-    return str(average.concurrency) if rate is None else f"{rate:g} requests/s"
-
-
 def _findings(summary: RunSummary) -> list[str]:
+    """Worst first; what holds in several groups once, with the groups."""
+    found: dict[tuple[Finding, str], list[str]] = {}
+    for title, group in short_titles(summary.groups):
+        for finding, labels in finding_lines(group):
+            found.setdefault((finding, labels), []).append(title)
+    order = {"error": 0, "warning": 1, "info": 2}
     lines = []
-    for group in summary.groups:
-        lead = f"{escape(group_title(group.first))}, " if len(summary.groups) > 1 else ""
-        lines += [
-            f"- **{finding.severity}** ({lead}{escape(labels)}): {escape(finding.sentence)} "
-            f"(`{finding.code}`)"
-            for finding, labels in finding_lines(group)
-        ]
-    for cell in summary.cells:
-        lines += [f"- note ({escape(cell.cell.arm.label)}): {escape(note)}" for note in cell.cell.notes]
-    return ["\n".join(lines) or "None: every identity holds and nothing needs a warning."]
+    for (finding, labels), titles in sorted(found.items(), key=lambda item: order[item[0][0].severity]):
+        everywhere = len(titles) == len(summary.groups)
+        lead = "" if everywhere else f"{escape(', '.join(titles))}; "
+        lines.append(
+            f"**{finding.severity}** ({lead}{escape(labels)}): {escape(finding.sentence)} (`{finding.code}`)"
+        )
+    return [bullets(lines) if lines else "None: every identity holds and nothing needs a warning."]
 
 
 def _meanings(on_server: bool) -> list[str]:
@@ -206,59 +164,3 @@ def _meanings(on_server: bool) -> list[str]:
         table(["figure", "definition"], rows, num_left=2),
         f"How each is measured, and its traps: [METHODOLOGY.md]({METHODOLOGY}).",
     ]
-
-
-def _datasets(info: RunInfo) -> list[str]:
-    """Which prompts were used, and where they came from."""
-    if not info.datasets:
-        return []
-    names = [item.name for item in fields(info.datasets[0])]
-    rows = [[escape(_shown(getattr(dataset, name))) for name in names] for dataset in info.datasets]
-    return ["Data sets:", table([name.replace("_", " ") for name in names], rows, num_left=len(names))]
-
-
-def _workloads(summary: RunSummary) -> list[str]:
-    """Of every group: what was decoded, then what each arm was."""
-    parts = []
-    for group in summary.groups:
-        workload = {
-            item.name: getattr(group.first.workload, item.name) for item in fields(group.first.workload)
-        }
-        parts += [f"Workload and arms of {escape(group_title(group.first))}:", *_settings(workload, "")]
-        rows = [
-            [
-                escape(_shown(value))
-                for value in (
-                    cell.cell.arm.label,
-                    cell.cell.cell_id,
-                    cell.cell.status,
-                    cell.cell.arm.draft,
-                    cell.cell.arm.draft_revision,
-                    cell.cell.arm.acceptance_rule,
-                    " ".join(cell.cell.arm.server_args) or None,
-                )
-            ]
-            for cell in group.cells
-        ]
-        header = ["arm", "cell", "status", "draft", "draft revision", "acceptance rule", "server arguments"]
-        parts.append(table(header, rows, num_left=len(header)))
-    return parts
-
-
-def _settings(settings: Mapping[str, Any], otherwise: str) -> list[str]:
-    rows = [[escape(name), escape(_shown(value))] for name, value in _flattened(settings)]
-    return [table(["setting", "value"], rows, num_left=2)] if rows else [otherwise]
-
-
-def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flattened(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return UNKNOWN
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)

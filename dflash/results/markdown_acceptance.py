@@ -13,7 +13,7 @@ from dflash.results.formats import (
     format_times,
     format_with_bounds,
 )
-from dflash.results.markdown_text import bullets, escape, table
+from dflash.results.markdown_text import Explanation, bullets, escape, table
 from dflash.results.output_comparison import Basis
 from dflash.results.records import DifferenceRecord
 from dflash.results.summary import CellSummary, Group
@@ -53,7 +53,7 @@ def acceptance(group: Group) -> list[str]:
         "mean TPOTs over all "
         "output tokens) with published tables."
     )
-    return [table(header, rows), words]
+    return [table(header, rows), Explanation(words)]
 
 
 def histograms(group: Group) -> list[str]:
@@ -61,7 +61,8 @@ def histograms(group: Group) -> list[str]:
     cells = [cell for cell in drafting_cells(group) if histogram_of(cell) is not None]
     if not cells:
         return ["No histogram was measured." if drafting_cells(group) else NO_DRAFTING_ARM]
-    parts = ["Decode steps by the tokens that they gave (% of the arm's steps):", _histogram_table(cells)]
+    words = "Decode steps by the tokens that they gave (% of the arm's steps):"
+    parts: list[str] = [Explanation(words), _histogram_table(cells)]
     curves = [cell for cell in cells if cell.numbers("acceptance_rate_per_position")]
     if curves:
         words = (
@@ -69,7 +70,7 @@ def histograms(group: Group) -> list[str]:
             "Conditional: % of the "
             "steps that accepted the position before. Tokens cut by a stop or the limit are counted."
         )
-        parts += [words, _position_table(curves)]
+        parts += [Explanation(words), _position_table(curves)]
     return parts
 
 
@@ -121,7 +122,7 @@ def agreement(group: Group) -> list[str]:
         rows += [
             [label, *_difference_row(difference, cell.cell.workload.dtype)] for difference in cell.differences
         ]
-    parts = [bullets(lines)]
+    parts: list[str] = [bullets(lines)]
     if rows:
         header = [
             "arm",
@@ -142,7 +143,7 @@ def agreement(group: Group) -> list[str]:
             f"near-tie, which "
             "rounding can turn; above, a fault."
         )
-        parts += [table(header, rows, num_left=2), escape(words)]
+        parts += [table(header, rows, num_left=2), Explanation(escape(words))]
     return parts + _text_differences(cells)
 
 
@@ -177,7 +178,8 @@ def _text_differences(cells: Sequence[CellSummary]) -> list[str]:
     if not rows:
         return []
     header = ["arm", "prompt", "turn", "repeat", "character", "baseline goes on", "arm goes on"]
-    return ["First differing character of outputs compared by text:", table(header, rows, num_left=2)]
+    words = Explanation("First differing character of outputs compared by text:")
+    return [words, table(header, rows, num_left=2)]
 
 
 def _difference_row(difference: DifferenceRecord, dtype: str) -> list[str]:

@@ -93,7 +93,7 @@ def _table(name: str, rows: list[list[str]]) -> str:
     header = [
         name,
         "arm",
-        "completed",
+        "requests",
         "speedup",
         "decode tok/s",
         "acceptance length",

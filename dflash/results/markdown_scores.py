@@ -1,15 +1,16 @@
-"""The section of a report on whether the answers are right: one table per data set. Pure."""
+"""The section of a report on whether the answers are right. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from dflash.results.formats import UNKNOWN, format_agreement, format_count, format_counts, format_p_value
-from dflash.results.markdown_text import bullets, escape, table
+from dflash.results.markdown_merge import merged
+from dflash.results.markdown_text import Explanation, bullets, escape, table
 from dflash.results.summary import CellSummary, Group
 from dflash.results.task_scores import UNSCORED_WORDS
 
-_WORDS = (
+_WORDS = Explanation(
     "Right: the last boxed answer, or the last number, equals the reference (exact values), or the code passed its "
     "tests (pass@1). Unanswered: neither a box, a number nor code was found. Cut: ended at the limit of new tokens; "
     "both count as they read. p: exact two-sided McNemar test over the prompts that are scored in both arms."
@@ -17,16 +18,12 @@ _WORDS = (
 
 
 def task_scores(groups: Sequence[Group]) -> list[str]:
-    """For each data set all of its arms in one table, then why scores are missing."""
+    """The arms of every data set in one table, then why scores are missing."""
     datasets: dict[str, list[Group]] = {}
     for group in groups:
         datasets.setdefault(group.first.workload.dataset, []).append(group)
-    parts: list[str] = []
-    for dataset, members in datasets.items():
-        if len(datasets) > 1:
-            parts.append(f"### Task score: {escape(dataset)}")
-        parts += _dataset(members)
-    return parts or ["Nothing was run."]
+    bodies = [(escape(dataset), _dataset(members)) for dataset, members in datasets.items()]
+    return merged(bodies, "data set") if bodies else ["Nothing was run."]
 
 
 def _dataset(groups: Sequence[Group]) -> list[str]:
@@ -47,7 +44,7 @@ def _dataset(groups: Sequence[Group]) -> list[str]:
         "p",
     ]
     notes = [*_unchanged(cells), *missing]
-    parts = [table(header, [_row(cell) for cell in cells], num_left=2), _WORDS]
+    parts: list[str] = [table(header, [_row(cell) for cell in cells], num_left=2), _WORDS]
     return [*parts, bullets(notes)] if notes else parts
 
 

@@ -17,9 +17,9 @@ from dflash.results.formats import (
     format_times,
     format_with_bounds,
 )
-from dflash.results.markdown_text import bullets, escape, table
+from dflash.results.markdown_text import Explanation, bullets, escape, table
 from dflash.results.stats import percentile
-from dflash.results.summary import CellSummary, Group
+from dflash.results.summary import CellSummary, Group, all_at_limit
 from dflash.results.tables import FASTEST_MARK
 from dflash.results.verify import OUTPUT_LENGTH_RATIO_RANGE
 
@@ -44,7 +44,7 @@ def speed(group: Group) -> list[str]:
         "break-even",
         "agreement",
         "output ratio",
-        "completed",
+        "requests completed",
     ]
     return [table(header, [_speed_row(group, cell) for cell in group.cells]), *_speed_notes(group)]
 
@@ -95,7 +95,8 @@ def _speed_notes(group: Group) -> list[str]:
         elif cell.pairing is not None and cell.pairing.left_out:
             left_out = format_counts(cell.pairing.left_out)
             lines.append(
-                f"{label}: the speedup is over {len(cell.pairing.pairs)} pairs; left out: {escape(left_out)}."
+                f"{label}: the speedup is over {len(cell.pairing.pairs)} pairs of requests; left out: "
+                f"{escape(left_out)}."
             )
         agreeing = _agreeing(cell)
         if agreeing:
@@ -143,6 +144,12 @@ def output_lengths(group: Group) -> list[str]:
                 *counts,
             ]
         )
+    if all_at_limit(group.cells):
+        limit = group.first.workload.max_new_tokens
+        words = (
+            f"Every request ended at the limit of {limit} new tokens: lengths say nothing, and are not drawn."
+        )
+        return [table(header, rows), words]
     return [table(header, rows)]
 
 
@@ -171,7 +178,8 @@ def step_time(group: Group) -> list[str]:
         row = [escape(cell.cell.arm.label), *map(format_ms, (step, draft, verify, rest, *tails))]
         row[5] = f"{row[5]} {format_cache_mark(cell.cache_mark, cell.number('cached_prompt_share'))}".strip()
         rows.append(row)
-    return [table(header, rows), "Draft and verify are per step; rest is what the loop itself costs."]
+    words = Explanation("Draft and verify are per step; rest is what the loop itself costs.")
+    return [table(header, rows), words]
 
 
 def memory(group: Group) -> list[str]:

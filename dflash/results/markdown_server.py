@@ -18,11 +18,12 @@ from dflash.results.formats import (
     format_times,
 )
 from dflash.results.goodput import Slo
+from dflash.results.markdown_merge import merged
 from dflash.results.markdown_text import bullets, escape, table
 from dflash.results.server_counters import COMPARED, COUNTER_WORDS
 from dflash.results.server_words import VERDICT_WORDS, counters_name, slo_words
 from dflash.results.summary import CellSummary, Group
-from dflash.results.tables import NO_CAP, load_words
+from dflash.results.titles import NO_CAP, load_words
 
 POPULATION = (
     "Every speed and latency is over completed requests. A request that failed gives no tokens and no latency; it is "
@@ -99,7 +100,7 @@ def load(group: Group) -> list[str]:
         for cell in group.cells
         if cell.error_kinds
     ]
-    parts = [_load_sentence(group), table(header, rows)]
+    parts: list[str] = [_load_sentence(group), table(header, rows)]
     return [*parts, bullets(failures)] if failures else parts
 
 
@@ -183,15 +184,16 @@ def _figure(title: str, cell: CellSummary) -> str:
 
 
 def concurrency(groups: Sequence[Group]) -> list[str]:
-    """For each data set one table: load by load, all arms beside each other."""
+    """Every data set load by load, all arms beside each other."""
     datasets: dict[tuple[str, str], list[Group]] = {}
     for group in groups:
         datasets.setdefault((group.first.workload.dataset, group.first.backend), []).append(group)
-    parts: list[str] = []
-    for (dataset, _), members in datasets.items():
-        if len(datasets) > 1:
-            parts.append(f"### Concurrency: {escape(dataset)}")
-        parts.append(_concurrency_table(members))
+    several = len({backend for _, backend in datasets}) > 1
+    bodies = [
+        (escape(f"{dataset} · {backend}" if several else dataset), [_concurrency_table(members)])
+        for (dataset, backend), members in datasets.items()
+    ]
+    parts = merged(bodies, "data set")
     words = (
         "tok/s: output throughput of the whole server. Speedup: of decoding, request by request; x tok/s: of "
         "throughput. Accept.: delivered tokens a step, as the answers tell them; (counters): as the engine counts them."
@@ -245,7 +247,7 @@ def counters(group: Group) -> list[str]:
     drafting = [cell for cell in group.cells if not cell.cell.arm.is_baseline]
     header = ["arm", "source", "acceptance length", "as engines count", "acceptance rate"]
     rows = [row for cell in drafting for row in _source_rows(cell)]
-    parts = [table(header, rows, num_left=2)] if rows else []
+    parts: list[str] = [table(header, rows, num_left=2)] if rows else []
     positions = [
         f"**{escape(cell.cell.arm.label)}**, share of drafts that had position 1, 2, … accepted, by counters: "
         f"{', '.join(map(format_percent, rates))}."

@@ -22,13 +22,37 @@ def escape(text: str) -> str:
     return _LINE_START.sub(r"\1\\\2", escaped)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], num_left: int = 1) -> str:
+class Table(str):
+    """A pipe table as it is written, with what it is made of, so that several can become one."""
+
+    __slots__ = ("header", "num_left", "rows")
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_left: int
+
+
+class Bullets(str):
+    """A list as it is written, with its lines."""
+
+    __slots__ = ("lines",)
+    lines: tuple[str, ...]
+
+
+class Explanation(str):
+    """Words on how to read what stands above: they say nothing of one group of cells alone."""
+
+    __slots__ = ()
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], num_left: int = 1) -> Table:
     """A pipe table;
 
     The first `num_left` columns are aligned left, the others right. Cells are already escaped.
     """
     rule = [":--" if place < num_left else "--:" for place in range(len(header))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
+    made = Table("\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows]))
+    made.header, made.rows, made.num_left = tuple(header), tuple(map(tuple, rows)), num_left
+    return made
 
 
 def code_block(text: str) -> str:
@@ -39,6 +63,8 @@ def code_block(text: str) -> str:
     return f"{fence}\n{lines}\n{fence}"
 
 
-def bullets(lines: Sequence[str]) -> str:
+def bullets(lines: Sequence[str]) -> Bullets:
     """A list; lines are already escaped."""
-    return "\n".join(f"- {line}" for line in lines)
+    made = Bullets("\n".join(f"- {line}" for line in lines))
+    made.lines = tuple(lines)
+    return made

@@ -37,7 +37,7 @@ def why_no_speedup(cell: Cell, pairing: Pairing | None) -> str:
     if pairing.unlike_prompts:
         return "comparison refused: the prompts differ between the arms"
     reasons = ", ".join(f"{reason}: {count}" for reason, count in pairing.left_out.items())
-    return f"no prompt completed in both arms with a decode token in each ({reasons or 'no requests'})"
+    return f"no request completed in both arms with a decode token in each ({reasons or 'no requests'})"
 
 
 def why_no_agreement(cell: Cell, pairing: Pairing | None) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dflash.results.formats import plain_text
 from dflash.results.summary import CellSummary, RunSummary
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -20,6 +21,10 @@ FAINT = "#d9dee3"
 REFERENCE = "#c0392b"
 WIDTH_INCHES = 8.0
 _DPI = 150
+_MAX_PIXELS = 30_000  # of a side: what a PNG's readers take
+_LEGEND_CHAR_INCHES = 0.085
+_LEGEND_HANDLE_INCHES = 0.75
+Dash: TypeAlias = Literal["-"] | tuple[float, tuple[float, ...]]  # a line's: whole, or of dots and gaps
 _LABEL_WIDTH = 30
 
 # Behind words that may lie on a grid line or a reference line.
@@ -57,7 +62,8 @@ def new_figure(height: float, title: str, subtitle: str = "", width: float = WID
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     columns = int(width * 11.5)
-    text = wrapped(title, columns) + (f"\n{wrapped(subtitle, columns)}" if subtitle else "")
+    title = "\n".join(wrapped(line, columns) for line in title.splitlines())
+    text = title + (f"\n{wrapped(subtitle, columns)}" if subtitle else "")
     figure.suptitle(text, x=0.012, ha="left", fontsize=11.5)
     return figure
 
@@ -65,7 +71,8 @@ def new_figure(height: float, title: str, subtitle: str = "", width: float = WID
 def png_bytes(figure: Figure) -> bytes:
     """The figure as a PNG file, without a time stamp: equal numbers give equal files."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
+    dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()
 
 
@@ -112,6 +119,13 @@ def grid_on(axes: Axes, axis: str) -> None:
     """Faint lines along one axis ("x" or "y"), no tick marks on the other."""
     axes.grid(True, axis="x" if axis == "x" else "y")
     axes.tick_params(axis="y" if axis == "x" else "x", length=0)
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
+    """One legend for all panels, whole: as many columns as the width of the picture takes."""
+    longest = max(len(line) for handle in handles for line in str(handle.get_label()).splitlines())
+    columns = int(figure.get_figwidth() / (longest * _LEGEND_CHAR_INCHES + _LEGEND_HANDLE_INCHES))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(max(1, columns), len(handles)))
 
 
 def hide_unused(panels: Iterable[Axes]) -> None:

@@ -10,15 +10,15 @@ from dflash.results import acceptance_plots, plot_style
 from dflash.results.atomic_file import write_file
 from dflash.results.formats import format_rate, format_times
 from dflash.results.store import Run
-from dflash.results.summary import CellSummary, Group, RunSummary
-from dflash.results.tables import FASTEST_MARK, group_title, target_line
+from dflash.results.summary import CellSummary, Group, RunSummary, all_at_limit
+from dflash.results.tables import FASTEST_MARK
+from dflash.results.titles import group_title, target_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _BAR_INCHES = 0.36
-_MAX_CATEGORIES = 16
 
 FINISH_COLOURS = {"stop": "#1f77b4", "length": "#e67e22"}
 
@@ -43,7 +43,7 @@ def plot_run(run: Run, summary: RunSummary, folder: Path) -> tuple[Path, ...]:
 def draw_speedup(summary: RunSummary) -> Figure | None:
     """Speedup of each arm with its interval; the line at 1 is the baseline."""
     groups = [group for group in summary.groups if any(cell.interval("speedup") for cell in group.cells)]
-    title = "Decode speedup over plain decoding (bar: 95 % interval over prompts)"
+    title = "Decode speedup over plain decoding"
 
     def bar(cell: CellSummary) -> _Bar | None:
         interval = cell.interval("speedup")
@@ -68,22 +68,26 @@ def draw_decode_speed(summary: RunSummary) -> Figure | None:
             return None
         return _Bar(interval.value, interval.low, interval.high, format_rate(interval.value))
 
-    return _bar_figure(
-        summary, groups, "Decode speed (bar: 95 % interval over prompts)", "tokens per second", bar
-    )
+    return _bar_figure(summary, groups, "Decode speed", "tokens per second", bar)
 
 
 def draw_categories(summary: RunSummary) -> Figure | None:
     """Speedup and acceptance length by category of prompt."""
     groups = [
-        group for group in summary.groups if any(len(cell.breakdowns.categories) > 1 for cell in group.cells)
+        group
+        for group in summary.groups
+        if any(len(cell.breakdowns.categories) > 1 for cell in group.cells if not cell.cell.arm.is_baseline)
     ]
     if not groups:
         return None
     colours = plot_style.arm_colours(summary)
     heights = [_category_inches(group) for group in groups]
-    figure = plot_style.new_figure(sum(heights) + 1.0, "By category of prompt", target_line(groups[0].first))
-    panels = figure.subplots(len(groups), 2, squeeze=False, gridspec_kw={"height_ratios": heights})
+    title = "By category of prompt"
+    if any(_has_interval(group) for group in groups):
+        title += " (lines on the bars: 95 % interval over prompts)"
+    figure = plot_style.new_figure(sum(heights) + 1.0, title, target_line(*(group.first for group in groups)))
+    ratios = {"height_ratios": heights}
+    panels = figure.subplots(len(groups), 2, squeeze=False, sharex="col", gridspec_kw=ratios)
     for row, group in enumerate(groups):
         names = _category_names(group)
         for axes, metric, label in (
@@ -91,24 +95,32 @@ def draw_categories(summary: RunSummary) -> Figure | None:
             (panels[row][1], "acceptance_length", "acceptance length (tokens per step)"),
         ):
             _draw_category_panel(axes, group, names, metric, colours)
-            axes.set_xlabel(label)
+            if row == len(groups) - 1:
+                axes.set_xlabel(label)
         panels[row][1].set_yticklabels([])
         if len(groups) > 1:
             panels[row][0].set_title(plot_style.wrapped(group_title(group.first), 50))
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+    for axes in panels[0]:  # shared by all below, and so only once everything is drawn
+        axes.set_xlim(left=0)
+    legend = {handle.get_label(): handle for row in panels for handle in row[0].containers}
+    plot_style.legend_below(figure, [legend[label] for label in legend])
     return figure
 
 
 def draw_output_lengths(summary: RunSummary) -> Figure | None:
     """Output length of each request in both arms: equal outputs lie on the diagonal."""
     cells = [
-        cell for cell in summary.cells if cell.pairing is not None and cell.number("output_length_ratio")
+        cell
+        for group in summary.groups
+        for cell in group.cells
+        if cell.pairing is not None and cell.number("output_length_ratio") and not all_at_limit(group.cells)
     ]
     if not cells:
         return None
     title = "Output tokens of each request, arm against baseline (equal outputs lie on the line)"
-    figure, panels = acceptance_plots.panel_grid(cells, title, target_line(cells[0].cell), square=True)
+    figure, panels = acceptance_plots.panel_grid(
+        cells, title, target_line(*(cell.cell for cell in cells)), square=True
+    )
     top = max(
         max(first.num_output_tokens or 0, second.num_output_tokens or 0)
         for cell in cells
@@ -142,8 +154,7 @@ def draw_output_lengths(summary: RunSummary) -> Figure | None:
         acceptance_plots.title_panel(axes, plot_style.series_label(summary, cell))
         axes.set_xlabel("baseline")
     acceptance_plots.label_first_column(panels, "arm")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    plot_style.legend_below(figure, panels[0].get_legend_handles_labels()[0])
     return figure
 
 
@@ -181,7 +192,9 @@ def _bar_figure(
         return None
     colours = plot_style.arm_colours(summary)
     heights = [len(row) * _BAR_INCHES + 0.45 for row in rows]
-    figure = plot_style.new_figure(sum(heights) + 1.0, title, target_line(groups[0].first))
+    if any(bar.low is not None for row in rows for _, bar in row):
+        title += " (whiskers: 95 % interval over prompts)"
+    figure = plot_style.new_figure(sum(heights) + 1.0, title, target_line(*(group.first for group in groups)))
     panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
     widest = max(bar.end for row in rows for _, bar in row)
     for axes, row, group in zip(panels[:, 0], rows, groups, strict=True):
@@ -229,7 +242,15 @@ def _draw_bars(
 
 def _category_names(group: Group) -> list[str]:
     names = dict.fromkeys(part.name for cell in group.cells for part in cell.breakdowns.categories)
-    return sorted(names)[:_MAX_CATEGORIES]
+    return sorted(names)
+
+
+def _has_interval(group: Group) -> bool:
+    parts = [
+        part for cell in group.cells if not cell.cell.arm.is_baseline for part in cell.breakdowns.categories
+    ]
+    intervals = [part.interval(name) for part in parts for name in ("speedup", "acceptance_length")]
+    return any(interval is not None and interval.low is not None for interval in intervals)
 
 
 def _category_inches(group: Group) -> float:
@@ -272,7 +293,6 @@ def _draw_category_panel(
                     zorder=4,
                 )
     axes.axvline(1, color=plot_style.REFERENCE, linewidth=1.2, linestyle=(0, (4, 2)), zorder=3)
-    axes.set_xlim(left=0)
     axes.set_yticks(range(len(names)), [plot_style.wrapped(name, 22) for name in names])
     axes.set_ylim(len(names) - 0.45, -0.55)
     plot_style.grid_on(axes, "x")

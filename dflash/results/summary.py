@@ -76,9 +76,8 @@ class Group:
     """Cells that may be compared: equal workload and backend. Baseline first, then by block size."""
 
     cells: tuple[CellSummary, ...]
-    fastest_cell_id: (
-        str | None
-    )  # by speedup (the baseline counts as 1); by decode speed where nothing is paired
+    # Where an interval shows it: by speedup (the baseline counts as 1), by decode speed where nothing is paired.
+    fastest_cell_id: str | None
 
     @property
     def first(self) -> Cell:
@@ -97,6 +96,12 @@ class Group:
         return next((cell for cell in self.cells if cell.cell.cell_id == self.fastest_cell_id), None)
 
 
+def all_at_limit(cells: Sequence[CellSummary]) -> bool:
+    """Whether every completed request ended at the limit of new tokens: then lengths tell nothing apart."""
+    reasons = [record.finish_reason for cell in cells for record in cell.records if record.completed]
+    return bool(reasons) and set(reasons) == {"length"}
+
+
 @dataclass(frozen=True, slots=True)
 class Average:
     """One arm over several data sets: geometric mean of speedups, arithmetic mean of acceptance lengths."""
@@ -108,6 +113,7 @@ class Average:
     num_datasets: int
     speedup: float | None
     acceptance_length: float | None
+    cells: tuple[CellSummary, ...] = ()  # one per data set
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +222,20 @@ def _summarise_cell(cell: Cell, baseline: Cell | None, facts: RunFacts) -> CellS
 
 
 def _fastest(cells: Sequence[CellSummary]) -> str | None:
-    if any(cell.number("speedup") is not None for cell in cells):
-        ranked = [(1.0 if cell.cell.arm.is_baseline else cell.number("speedup"), cell) for cell in cells]
-    else:
-        ranked = [(cell.number("decode_tok_s"), cell) for cell in cells]
-    known = [(value, cell) for value, cell in ranked if value is not None]
-    if len(known) < 2:
+    """Only what an interval shows: None where the arms cannot be told apart, or there are too few prompts to say."""
+    paired = [(value, cell) for cell in cells if (value := cell.interval("speedup")) is not None]
+    if paired:
+        best, cell = max(paired, key=lambda item: item[0].value)
+        if best.low is not None and best.low >= 1:
+            return cell.cell.cell_id
+        slower = all(value.high is not None and value.high < 1 for value, _ in paired)
+        return next((cell.baseline_cell_id for _, cell in paired), None) if slower else None
+    speeds = [(value, cell) for cell in cells if (value := cell.interval("decode_tok_s")) is not None]
+    if len(speeds) < 2:
         return None
-    return max(known, key=lambda item: item[0])[1].cell.cell_id
+    (first, cell), (second, _), *_ = sorted(speeds, key=lambda item: -item[0].value)
+    clear = first.low is not None and second.high is not None and first.low > second.high
+    return cell.cell.cell_id if clear else None
 
 
 def _averages(groups: Sequence[Group]) -> tuple[Average, ...]:
@@ -250,6 +262,7 @@ def _averages(groups: Sequence[Group]) -> tuple[Average, ...]:
                 len(datasets),
                 geometric_mean(speedups) if len(speedups) == len(cells) else None,
                 arithmetic_mean(lengths) if len(lengths) == len(cells) else None,
+                tuple(cells),
             )
         )
     return tuple(averages)

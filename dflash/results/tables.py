@@ -13,10 +13,12 @@ from dflash.results.formats import format_ms as format_ms
 from dflash.results.formats import format_number as format_number
 from dflash.results.formats import format_rate as format_rate
 from dflash.results.goodput import Slo
-from dflash.results.records import Cell
+from dflash.results.run_notes import how_it_ended, notes_of
 from dflash.results.server_words import counters_line, distrust_words, load_line
 from dflash.results.store import Run
-from dflash.results.summary import Average, CellSummary, Group, RunSummary
+from dflash.results.summary import CellSummary, Group, RunSummary
+from dflash.results.titles import group_title, target_line
+from dflash.results.verdicts import average_line, headline, overall
 from dflash.results.verify import Finding
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 FASTEST_MARK = "►"
 TERMINAL_WIDTH = 100
-NO_CAP = 100_000  # a concurrency from here on caps no open loop
 # Column -> its title, in the order of the table.
 COLUMNS = {
     "arm": "arm",
@@ -40,7 +41,7 @@ COLUMNS = {
     "agreement": "agree-\nment",
     "score": "task\nscore",
     "output_ratio": "output\nratio",
-    "done": "done",
+    "done": "requests\ndone",
 }
 _OF_SERVERS = ("output", "counters")  # in process they would say nothing
 # What a narrow terminal leaves out first; all of it stands in report.md. Failures are never left out.
@@ -55,29 +56,6 @@ _DISPENSABLE_ON_SERVERS = (
     "ttft",
     "output",
 )
-
-
-def load_words(cell: Cell) -> str:
-    """How many requests were under way, or how many were due a second."""
-    workload = cell.workload
-    if workload.request_rate is None:
-        return f"concurrency {workload.concurrency}"
-    cap = f", at most {workload.concurrency} under way" if workload.concurrency < NO_CAP else ""
-    return f"open loop at {workload.request_rate:g} requests/s{cap}"
-
-
-def group_title(cell: Cell) -> str:
-    """What the cells of a group have in common."""
-    return f"{cell.workload.dataset} · {cell.backend} · {load_words(cell)}"
-
-
-def target_line(cell: Cell) -> str:
-    """The target and how it was sampled."""
-    workload = cell.workload
-    return (
-        f"target {workload.target} · {workload.dtype} · temperature {workload.temperature:g} · "
-        f"at most {workload.max_new_tokens} new tokens"
-    )
 
 
 def done_words(cell: CellSummary) -> str:
@@ -112,65 +90,6 @@ def _by_counters(cell: CellSummary) -> str:
     return "\n".join([value, *distrust_words(cell).split(" ", 1)]).strip()
 
 
-def headline(group: Group) -> str:
-    """The answer in words: which arm is fastest, how much, how sure that is, and what failed."""
-    failed = [f"{cell.cell.arm.label} {cell.num_failed}" for cell in group.cells if cell.num_failed]
-    if not failed:
-        return _verdict(group)
-    total = sum(len(cell.records) for cell in group.cells)
-    return (
-        f"{_verdict(group)} {group.num_failed} of {total} requests failed ({', '.join(failed)}): every figure is over "
-        "the completed ones alone."
-    )
-
-
-def _verdict(group: Group) -> str:
-    drafting = [cell for cell in group.cells if not cell.cell.arm.is_baseline]
-    paired = [(cell, value) for cell in drafting if (value := cell.interval("speedup")) is not None]
-    if not paired:
-        return _no_headline(group, drafting)
-    best, interval = max(paired, key=lambda item: item[1].value)
-    label = best.cell.arm.label
-    compared = f"{best.number('num_pairs'):.0f} paired requests"
-    if interval.value < 1:
-        only = "" if len(paired) == 1 else "no arm beats it; the best, "
-        end = "Here drafting makes this model slower."
-        if interval.high is not None and interval.high >= 1:
-            end = "The interval includes 1, so the difference may be chance; nothing is gained here."
-        return (
-            f"Plain decoding is fastest: {only}{label}{', ' if only else ' '}decodes at "
-            f"{format_speedup(interval)} of its speed over {compared}. {end}"
-        )
-    words = (
-        f"{label} is fastest: {format_speedup(interval)} the decode speed of the baseline over {compared}."
-    )
-    if interval.low is None:
-        words += " There are too few prompts for an interval."
-    elif interval.low < 1:
-        words += " The interval includes 1, so this is not clearly faster than plain decoding."
-    close = [
-        cell.cell.arm.label
-        for cell, other in paired
-        if cell is not best and interval.low is not None and other.value >= interval.low
-    ]
-    if close:
-        words += f" {', '.join(close)} {'is' if len(close) == 1 else 'are'} within that interval."
-    return words
-
-
-def _no_headline(group: Group, drafting: Sequence[CellSummary]) -> str:
-    if not drafting:
-        add = "--base-url of a server that drafts" if group.on_server else "--arms baseline,dflash"
-        return f"Only plain decoding was run, so there is no speedup. Add an arm that drafts: {add}."
-    reasons = dict.fromkeys(cell.why_no_speedup or "" for cell in drafting)
-    words = f"There is no speedup to report: {'; '.join(reason for reason in reasons if reason)}."
-    fastest = group.fastest
-    if fastest is not None:
-        speed = format_rate(fastest.number("decode_tok_s"))
-        words += f" {fastest.cell.arm.label} decodes fastest, at {speed} tok/s."
-    return words
-
-
 def finding_lines(group: Group) -> list[tuple[Finding, str]]:
     """Findings of a group, worst first, each with the arms that it concerns; equal sentences are joined."""
     order = {"error": 0, "warning": 1, "info": 2}
@@ -199,27 +118,33 @@ def print_summary(run: Run, summary: RunSummary, stream: IO[str] | None = None) 
     console = Console(
         file=stream, width=None if is_terminal else TERMINAL_WIDTH, highlight=False, soft_wrap=False
     )
+    ended = how_it_ended(run.info, summary)
+    if ended is not None:
+        console.print(Text(plain_text(ended), style="bold red"))
     if not summary.groups:
         console.print("This run has no cells: nothing was planned.")
+    _print_lines(console, [("note", "magenta", note.words) for note in notes_of(run.info, summary)])
     for group in summary.groups:
         console.print(Text(plain_text(group_title(group.first)), style="bold"))
         console.print(Text(plain_text(target_line(group.first)), style="dim"))
         _print_group(console, group, summary.slo)
+    for words in overall(summary):
+        console.print(Text(plain_text(words), style="bold"))
     for average in summary.averages:
-        words = (
-            f"{average.arm_label} over {average.num_datasets} data sets{_load_of(average)}: speedup "
-            f"{format_times(average.speedup)} "
-            f"(geometric mean), acceptance length {format_number(average.acceptance_length)} (arithmetic "
-            f"mean)."
-        )
-        console.print(Text(plain_text(words)))
+        console.print(Text(plain_text(average_line(average))))
     console.print(Text(f"Run folder: {plain_text(str(run.folder))}", style="dim"), soft_wrap=True)
 
 
-def _load_of(average: Average) -> str:
-    if average.request_rate is not None:
-        return f" at {average.request_rate:g} requests/s"
-    return "" if average.concurrency == 1 else f" at concurrency {average.concurrency}"
+def _print_lines(console: Console, lines: Sequence[tuple[str, str, str]]) -> None:
+    """A kind, its style, and a text that is wrapped beside it; nothing where there is no line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 1))
+    for kind, style, text in lines:
+        grid.add_row("", Text(kind, style=style), Text(plain_text(text)))
+    if lines:
+        console.print(grid)
 
 
 def _arms_table(console: Console, group: Group) -> RenderableType:
@@ -268,7 +193,6 @@ def _table_without(group: Group, left_out: Sequence[str]) -> Table:
 
 
 def _print_group(console: Console, group: Group, slo: Slo | None) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     console.print(_arms_table(console, group))
@@ -280,9 +204,11 @@ def _print_group(console: Console, group: Group, slo: Slo | None) -> None:
             if line is not None:
                 console.print(Text(plain_text(f"  {cell.cell.arm.label}: {line}.")))
     styles = {"error": "red", "warning": "yellow", "info": "dim"}
-    lines = Table.grid(padding=(0, 1))
-    for finding, labels in finding_lines(group):
-        severity = Text(finding.severity, style=styles[finding.severity])
-        lines.add_row("", severity, Text(plain_text(f"{labels}: {finding.sentence}")))
-    console.print(lines)
+    _print_lines(
+        console,
+        [
+            (finding.severity, styles[finding.severity], f"{labels}: {finding.sentence}")
+            for finding, labels in finding_lines(group)
+        ],
+    )
     console.print()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dflash.results import acceptance_metrics, metrics, request_metrics
 from dflash.results.finding import Finding as Finding
 from dflash.results.finding import Severity as Severity
-from dflash.results.finding import listed, of, plural
+from dflash.results.finding import cell_end, listed, of, plural, requests_of
 from dflash.results.identities import acceptance_fault as acceptance_fault
 from dflash.results.identities import broken, check_issued
 from dflash.results.identities import histogram_fault as histogram_fault
@@ -34,7 +34,7 @@ def check_cell(cell: Cell, records: Sequence[RequestRecord]) -> tuple[Finding, .
         broken(records, "acceptance_out_of_range", lambda record: acceptance_fault(cell, record)),
         broken(records, "stamps_out_of_order", stamps_fault),
         _repeated_units(records),
-        _cell_status(cell),
+        _cell_status(cell, records),
         _failed(records),
         _cancelled(records),
         _duplicate_prompts(records),
@@ -57,12 +57,13 @@ def _repeated_units(records: Sequence[RequestRecord]) -> Finding | None:
     return Finding("request_recorded_twice", "error", f"Recorded more than once: {named}.")
 
 
-def _cell_status(cell: Cell) -> Finding | None:
+def _cell_status(cell: Cell, records: Sequence[RequestRecord]) -> Finding | None:
     if cell.status == "completed":
         return None
-    why = f": {cell.reason}" if cell.reason else ""
+    num_run = len({record.prompt_id for record in records})
+    ended = cell_end(cell, f"{num_run} of {plural(cell.workload.num_prompts, 'prompt')}")
     severity: Severity = "error" if cell.status == "failed" else "warning"
-    return Finding(f"cell_{cell.status}", severity, f"The arm is {cell.status}, not completed{why}.")
+    return Finding(f"cell_{cell.status}", severity, f"{ended}.")
 
 
 def _failed(records: Sequence[RequestRecord]) -> Finding | None:
@@ -131,11 +132,13 @@ def _short_outputs(records: Sequence[RequestRecord]) -> Finding | None:
 
 
 def _few_prompts(records: Sequence[RequestRecord]) -> Finding | None:
-    count = len({record.prompt_id for record in request_metrics.completed(records)})
+    done = request_metrics.completed(records)
+    count = len({record.prompt_id for record in done})
     if not 0 < count < MIN_PROMPTS_FOR_INTERVAL:
         return None
     sentence = (
-        f"Only {plural(count, 'prompt')} completed: fewer than {MIN_PROMPTS_FOR_INTERVAL} give no interval."
+        f"Only {requests_of(len(done), count)} completed: fewer than {MIN_PROMPTS_FOR_INTERVAL} prompts give no "
+        "interval, so nothing can be concluded from the figures."
     )
     return Finding("few_prompts", "warning", sentence)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflash.results import paired_metrics
-from dflash.results.formats import format_percent
+from dflash.results.formats import format_bounds, format_percent, format_speedup
 from dflash.results.paired_metrics import Pairing
 from dflash.results.records import Cell, DifferenceRecord
 from dflash.results.server_counters import cached_prompt_share
@@ -80,7 +80,8 @@ def _prompts_not_compared(pairing: Pairing) -> Finding | None:
     }
     listed = ", ".join(f"of {side} in {count}" for side, count in sides.items() if count)
     sentence = (
-        f"Prompt tokens could not be compared in {len(unknown)} of {len(pairing.completed_pairs)} pairs: they are "
+        f"Prompt tokens could not be compared in {len(unknown)} of {len(pairing.completed_pairs)} pairs of requests: "
+        "they are "
         f"not known {listed}. That both arms saw the same prompts is taken from the messages alone."
     )
     one_sided = sides["the baseline"] + sides["this arm"]
@@ -88,36 +89,40 @@ def _prompts_not_compared(pairing: Pairing) -> Finding | None:
 
 
 def _slower(pairing: Pairing) -> Finding | None:
+    """Only what an interval shows: without one there is no finding either way (`few_prompts` says why)."""
     interval = paired_metrics.pooled_speedup(pairing).interval()
-    if interval is None:
+    if interval is None or interval.low is None or interval.high is None or interval.low >= 1:
         return None
-    if interval.value < 1:
-        even = ""
-        break_even = paired_metrics.break_even_acceptance_length(pairing)
-        if break_even is not None:
-            even = f" It would need an acceptance length above {break_even:.2f} to break even."
-        slower = f"Drafting is slower than plain decoding: {interval.value:.2f}x the baseline's decode speed."
-        chance = ""
-        if interval.high is not None and interval.high >= 1:
-            chance = (
-                f" The interval, {interval.low:.2f}x to {interval.high:.2f}x, includes 1: it may be chance."
-            )
-        sentence = slower + chance + even
-        return Finding("slower_than_baseline", "warning", sentence)
-    if interval.low is not None and interval.low < 1:
+    if interval.high >= 1:
         sentence = (
             f"The interval of the speedup, {interval.low:.2f}x to {interval.high:.2f}x, includes 1: "
             "on these prompts it cannot be told apart from no speedup."
         )
         return Finding("speedup_not_clear", "warning", sentence)
-    return None
+    break_even = paired_metrics.break_even_acceptance_length(pairing)
+    even = (
+        ""
+        if break_even is None
+        else f" It would need an acceptance length above {break_even:.2f} to break even."
+    )
+    sentence = (
+        f"Drafting is slower than plain decoding: {interval.value:.2f}x the baseline's decode speed "
+        f"{format_bounds(interval)}.{even}"
+    )
+    return Finding("slower_than_baseline", "warning", sentence)
 
 
 def _end_to_end_slower(pairing: Pairing) -> Finding | None:
-    decode, end_to_end = paired_metrics.speedup(pairing), paired_metrics.e2el_speedup(pairing)
-    if decode is None or end_to_end is None or decode < 1 or end_to_end >= 1:
+    decode = paired_metrics.pooled_speedup(pairing).interval()
+    end_to_end = paired_metrics.pooled_e2el_speedup(pairing).interval()
+    if decode is None or end_to_end is None or decode.value < 1 or end_to_end.value >= 1:
         return None
-    sentence = f"Decoding is faster, but whole requests take longer: end to end it is {end_to_end:.2f}x."
+    if end_to_end.high is None or end_to_end.high >= 1:  # nothing that could be concluded
+        return None
+    sentence = (
+        "Decoding is not slower, but whole requests take longer: end to end it is "
+        f"{format_speedup(end_to_end)}."
+    )
     return Finding("slower_end_to_end", "warning", sentence)
 
 
@@ -128,7 +133,9 @@ def _left_out(pairing: Pairing) -> Finding | None:
     reasons = ", ".join(f"{reason}: {number}" for reason, number in pairing.left_out.items())
     total = count + len(pairing.pairs)
     return Finding(
-        "pairs_left_out", "warning", f"{count} of {total} pairs are not in the speedup ({reasons})."
+        "pairs_left_out",
+        "warning",
+        f"{count} of {total} pairs of requests are not in the speedup ({reasons}).",
     )
 
 

@@ -69,11 +69,11 @@ def test_every_run_has_a_report_with_all_its_headings(name):
     ("name", "words"),
     [
         ("no cells", "No cell was planned"),
-        ("no records", "no speedup, because no prompt completed in both arms"),
+        ("no records", "no speedup, because no request completed in both arms"),
         ("all failed", "no decode speed, because no request completed (out\\_of\\_memory 30)"),
         ("failed arm", "no decode speed, because out of memory while loading"),
         ("failed baseline", "failed in the baseline: 8"),
-        ("one prompt", "There are too few prompts for an interval"),
+        ("one prompt", "too few prompts for an interval (5 or more give one), so nothing can be concluded"),
         ("one-token outputs", "every output ended with its first chunk"),
         ("no baseline", "no baseline arm in this run"),
         ("baseline only", "Only plain decoding was run"),

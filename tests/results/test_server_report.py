@@ -14,7 +14,8 @@ from made_up_server_run import made_up_server_run, server_lines, window_of
 from dflash.results.document import json_document
 from dflash.results.markdown import MEANINGS, SERVER_FIGURES, render_report
 from dflash.results.summary import summarise_run
-from dflash.results.tables import load_words, print_summary
+from dflash.results.tables import print_summary
+from dflash.results.titles import load_words
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "server_report.md"
 HEADINGS = ["Concurrency", "Load", "Throughput", "Latency", "Server counters"]
@@ -105,14 +106,11 @@ def test_one_table_holds_every_load_of_a_data_set(tmp_path):
     for name in ("cells", "records", "chunks", "outputs", "windows"):
         getattr(lines, name).extend(getattr(other, name))
     body = section(report_of(lines.write(tmp_path / "run")), "Concurrency")
-    first, second = body.split("### Concurrency: humaneval")
-    assert [row[0] for row in rows_of(first, "concurrency")] == [
-        "concurrency 1",
-        "concurrency 2",
-        "concurrency 4",
-    ]
-    assert [row[0] for row in rows_of(second, "concurrency")] == ["concurrency 2"]
-    speeds = [float(row[2]) for row in rows_of(first, "concurrency")]
+    assert body.count("| load |") == 1
+    first, second = rows_of(body, "gsm8k"), rows_of(body, "humaneval")
+    assert [row[:2] for row in first] == [["gsm8k", f"concurrency {level}"] for level in (1, 2, 4)]
+    assert [row[:2] for row in second] == [["humaneval", "concurrency 2"]]
+    speeds = [float(row[3]) for row in first]
     assert speeds == sorted(speeds)
     assert speeds[2] > 3 * speeds[0]
 

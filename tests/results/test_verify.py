@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from made_up_run import cell, dflash_arm, drafted_record, plain_record, workload
 
+from dflash.results import paired_metrics
 from dflash.results.identities import check_throughput, stamps_fault
 from dflash.results.paired_metrics import pair_units
 from dflash.results.records import Arm, DifferenceRecord
@@ -132,18 +133,58 @@ def test_slower_is_said_plainly():
     assert check_pair(arm_cell(), pair(50)) == ()
 
 
-def test_slower_within_chance_is_said_as_such():
+@pytest.mark.parametrize("slow_ms", [150, 170])
+def test_an_interval_that_includes_one_is_said_and_neither_side_claimed(slow_ms):
     baseline = [plain_record("b", prompt, 100, 100) for prompt in range(6)]
-    arm = [plain_record("a", prompt, 100, (40, 170)[prompt % 2]) for prompt in range(6)]
+    arm = [plain_record("a", prompt, 100, (40, slow_ms)[prompt % 2]) for prompt in range(6)]
     (finding,) = check_pair(arm_cell(), pair_units(baseline, arm))
-    assert finding.code == "slower_than_baseline"
-    assert "it may be chance" in finding.sentence
+    assert finding.code == "speedup_not_clear"
+    assert "cannot be told apart" in finding.sentence
+    assert "slower" not in finding.sentence
 
 
-def test_an_interval_that_includes_one_is_said():
+@pytest.mark.parametrize("step_ms", [50, 125])
+def test_without_an_interval_neither_faster_nor_slower_is_claimed(step_ms):
+    baseline = [plain_record("b", prompt, 100) for prompt in range(4)]
+    arm = [
+        replace(record, sent_ns=record.sent_ns - 10**11)
+        for record in (plain_record("a", prompt, 100, step_ms) for prompt in range(4))
+    ]
+    assert check_pair(arm_cell(), pair_units(baseline, arm)) == ()
+
+
+def test_end_to_end_within_chance_is_not_said_to_be_slower():
     baseline = [plain_record("b", prompt, 100, 100) for prompt in range(6)]
-    arm = [plain_record("a", prompt, 100, (40, 150)[prompt % 2]) for prompt in range(6)]
-    assert codes(check_pair(arm_cell(), pair_units(baseline, arm))) == {"speedup_not_clear"}
+    arm = [
+        replace(record, sent_ns=record.sent_ns - (0, 22 * 10**8)[prompt % 2])
+        for prompt, record in enumerate(plain_record("a", prompt, 100, 90) for prompt in range(6))
+    ]
+    pairing = pair_units(baseline, arm)
+    interval = paired_metrics.pooled_e2el_speedup(pairing).interval()
+    assert interval.value < 1 <= interval.high
+    assert check_pair(arm_cell(), pairing) == ()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "words"),
+    [
+        ("interrupted", "interrupted by SIGINT", "Interrupted by SIGINT after 5 of 7 prompts."),
+        ("interrupted", None, "Interrupted after 5 of 7 prompts."),
+        ("interrupted", "Ctrl-C", "Interrupted (Ctrl-C) after 5 of 7 prompts."),
+        ("failed", "OSError: gone", "Failed after 5 of 7 prompts (OSError: gone)."),
+        ("running", None, "Not ended after 5 of 7 prompts (its process was killed, or is still at work)."),
+    ],
+)
+def test_a_cell_that_is_not_completed_says_how_far_it_came(status, reason, words):
+    cell = arm_cell(status=status, reason=reason, workload=workload(num_prompts=7))
+    (finding,) = check_cell(cell, drafted())
+    assert (finding.code, finding.sentence) == (f"cell_{status}", words)
+
+
+def test_few_prompts_of_several_turns_are_counted_as_prompts_and_as_requests():
+    records = [*drafted()[:4], *(replace(record, turn=1) for record in drafted()[:4])]
+    (finding,) = check_cell(arm_cell(workload=workload(num_prompts=4)), records)
+    assert finding.sentence.startswith("Only 8 requests of 4 prompts completed: fewer than 5 prompts")
 
 
 def test_faster_decoding_with_slower_requests_is_said():
@@ -178,8 +219,9 @@ def test_a_later_turn_alone_can_refuse_the_pair():
 def test_prompt_tokens_that_one_arm_does_not_tell_are_said():
     (finding,) = check_pair(arm_cell(), pair(50, prompt_digest=None))
     assert (finding.code, finding.severity) == ("prompts_not_compared", "warning")
-    assert "Prompt tokens could not be compared in 1 of 6 pairs: they are not known of this arm in 1" in (
-        finding.sentence
+    assert (
+        "Prompt tokens could not be compared in 1 of 6 pairs of requests: they are not known of this arm in 1"
+        in (finding.sentence)
     )
     baseline = [plain_record("b", prompt, 100, 100, prompt_digest=None) for prompt in range(6)]
     arm = [plain_record("a", prompt, 100, 50, prompt_digest=None) for prompt in range(6)]

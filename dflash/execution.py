@@ -181,6 +181,7 @@ class Execution:
                 async with launch_arm(self._config, arm, self._progress.say) as server:
                     settings = replace(
                         backend_settings(self._config),
+                        model=None,  # whatever it calls what it was started with
                         endpoints=(Endpoint(server.url, arm.name),),
                         block_size=arm.block_size,
                     )

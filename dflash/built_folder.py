@@ -1,33 +1,55 @@
 """Folders that are built once, whole or not there, by one process at a time, and can be verified later.
 
 A folder is built under a temporary name beside its place and then renamed, with a `manifest.json` that lists
-every file. A build that is interrupted or killed leaves no folder; what it left under the temporary name is
-removed by the next build.
+every file (see `folder_manifest`). A build that is interrupted or killed leaves no folder; what it left under
+the temporary name (SIGTERM and SIGKILL leave it) is removed by the next build.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dflash.errors import UnavailableError
+from dflash.folder_manifest import (
+    MANIFEST_FORMAT,
+    MANIFEST_NAME,
+    file_sha256,
+    find_fault,
+    is_there,
+    read_manifest,
+    write_manifest,
+)
 
-MANIFEST_NAME = "manifest.json"
-MANIFEST_FORMAT = 1
-_BLOCK_BYTES = 1 << 20
+__all__ = [
+    "MANIFEST_FORMAT",
+    "MANIFEST_NAME",
+    "Announce",
+    "FolderError",
+    "announce_on_stderr",
+    "build_folder",
+    "file_sha256",
+    "find_fault",
+    "is_there",
+    "read_manifest",
+]
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_WRITABLE = (errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIO)
 
 Announce = Callable[[str], None]
+
+
+class FolderError(UnavailableError):
+    """The folder cannot be written: its disk is full, it is read-only, or something stands in its place."""
 
 
 def announce_on_stderr(line: str) -> None:
@@ -56,7 +78,8 @@ def build_folder(
         chosen_by: how the place of the folder is chosen, for the mend of an error.
 
     Raises:
-        UnavailableError: the folder cannot be written (disk full, read-only).
+        FolderError: the folder cannot be written (disk full, read-only).
+        OSError: what `build` reads cannot be read.
     """
     if not replace and _is_usable(folder, is_current, hashes):
         return folder
@@ -65,81 +88,17 @@ def build_folder(
         if not replace and _is_usable(folder, is_current, hashes):
             return folder
         fault = find_fault(folder, hashes=hashes)
-        if folder.exists() and fault:
+        if is_there(folder) and fault:
             announce(f"{folder} cannot be used ({fault}) and is built anew")
         _remove_leftovers(folder)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
         try:
-            _write_manifest(partial, build(partial))
+            write_manifest(partial, build(partial))
             partial.chmod(0o755)
             _move_into_place(partial, folder)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
     return folder
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a folder, or None where there is no readable one of this format."""
-    return _read_manifest(folder)[0]
-
-
-def _read_manifest(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The manifest, or None and what is wrong with it."""
-    unreadable = f"no readable {MANIFEST_NAME}"
-    try:
-        manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None, unreadable
-    if not isinstance(manifest, dict):
-        return None, unreadable
-    number = manifest.get("format")
-    if isinstance(number, int) and number > MANIFEST_FORMAT:
-        return (
-            None,
-            f"{MANIFEST_NAME} has format {number} of a newer version, this one writes {MANIFEST_FORMAT}",
-        )
-    files = manifest.get("files")
-    if number != MANIFEST_FORMAT or not isinstance(files, dict):
-        return None, unreadable
-    if not all(_is_file_entry(entry) for entry in files.values()):
-        return None, unreadable
-    return manifest, ""
-
-
-def _is_file_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and {"num_bytes", "sha256"} <= entry.keys()
-
-
-def find_fault(folder: Path, *, hashes: bool = False) -> str | None:
-    """What is wrong with a built folder, in a few words, or None.
-
-    Sizes are compared at every use, which costs nothing; the content only with `hashes`.
-    """
-    manifest, fault = _read_manifest(folder)
-    if manifest is None:
-        return fault
-    for name, facts in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != facts["num_bytes"]:
-            return f"{name} has {path.stat().st_size} bytes and not {facts['num_bytes']}"
-        if hashes and file_sha256(path) != facts["sha256"]:
-            return f"{name} has another sha256 than when it was written"
-    return None
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex digits.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _is_usable(folder: Path, is_current: Callable[[Mapping[str, Any]], bool], hashes: bool) -> bool:
@@ -149,22 +108,9 @@ def _is_usable(folder: Path, is_current: Callable[[Mapping[str, Any]], bool], ha
     return manifest is not None and is_current(manifest)
 
 
-def _write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in paths:
-        path.chmod(0o644)
-    files = {
-        path.relative_to(folder).as_posix(): {"num_bytes": path.stat().st_size, "sha256": file_sha256(path)}
-        for path in paths
-    }
-    manifest = {"format": MANIFEST_FORMAT, **facts, "files": files}
-    text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-    (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
-
-
 def _move_into_place(partial: Path, folder: Path) -> None:
-    """Rename; an old folder is moved away first, since one that is not empty cannot be replaced at once."""
-    if not folder.exists():
+    """Rename; what stands there is moved away first, since a folder that is not empty cannot be replaced."""
+    if not is_there(folder):
         partial.rename(folder)
         return
     outgoing = partial.with_name(f".{folder.name}.{os.getpid()}.old.tmp")
@@ -174,16 +120,26 @@ def _move_into_place(partial: Path, folder: Path) -> None:
     except BaseException:
         outgoing.rename(folder)
         raise
-    shutil.rmtree(outgoing, ignore_errors=True)
+    _remove(outgoing)
 
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove what killed builds left (the lock is held). An old folder returns to its empty place."""
     for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
-        if leftover.name.endswith(".old.tmp") and not folder.exists():
+        is_folder = leftover.is_dir() and not leftover.is_symlink()
+        if is_folder and leftover.name.endswith(".old.tmp") and not is_there(folder):
             leftover.rename(folder)
         else:
-            shutil.rmtree(leftover, ignore_errors=True)
+            _remove(leftover)
+
+
+def _remove(path: Path) -> None:
+    """A folder with all that is in it, a file, or a link (and not what it points to)."""
+    if path.is_symlink() or not path.is_dir():
+        with contextlib.suppress(OSError):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -192,19 +148,20 @@ def _only_process(folder: Path, announce: Announce) -> Iterator[None]:
     import fcntl
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+    path = folder.parent / f".{folder.name}.lock"
+    # Not emptied: a link may lead anywhere. Not waited for: a pipe may stand there.
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise OSError(errno.EEXIST, "its lock is no regular file: remove it", str(path))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             announce(f"another process is building {folder.name}: waiting for it")
-            _wait_for(lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _wait_for(lock: IO[str]) -> None:
-    import fcntl
-
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager
@@ -213,10 +170,25 @@ def _disk_faults(folder: Path, chosen_by: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if not _is_of_folder(error, folder):  # what was read while building failed, not the folder
+            raise
         if error.errno in _FULL:
             mend = f"free some space or choose another cache folder{chosen}"
-        elif error.errno in _NOT_WRITABLE:
+        else:
             mend = f"choose a cache folder that can be written{chosen}"
-        else:  # what was read while building failed, not the folder
-            raise
-        raise UnavailableError(f"cannot write {folder}: {error.strerror or error}", mend) from error
+        raise FolderError(f"cannot write {folder}: {error.strerror or error}", mend) from error
+
+
+def _is_of_folder(error: OSError, folder: Path) -> bool:
+    """Whether it is about the folder, its parents, or what a build writes beside it."""
+    if error.filename is None:  # a write, which knows no name
+        return error.errno in (*_FULL, *_NOT_WRITABLE)
+    if not isinstance(error.filename, str | bytes):  # the number of an open file
+        return True
+    path = Path(os.fsdecode(error.filename))
+    if folder.is_relative_to(path):
+        return True
+    if not path.is_relative_to(folder.parent):
+        return False
+    name = path.relative_to(folder.parent).parts[0]
+    return name == folder.name or name.startswith(f".{folder.name}.")

@@ -66,16 +66,17 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _listed(spec: DatasetSpec, cache: Path) -> dict[str, Any]:
+    from dflash.built_folder import is_there
     from dflash.dataset_store import read_stored
     from dflash.datasets.listing import dataset_document
-    from dflash.datasets.sources import find_published
+    from dflash.datasets.published import find_published
 
     stored = read_stored(spec, cache)
     at_hand, fault = find_published(spec)
-    is_there = stored is not None or not (cache / spec.name).exists()
+    is_damaged = stored is None and is_there(cache / spec.name)
     again = f"{cache / spec.name} cannot be used: python -m dflash.data verify {spec.name} says why"
     return dataset_document(
-        spec, stored, None if is_there else again, file_at_hand=at_hand, file_at_hand_fault=fault
+        spec, stored, again if is_damaged else None, file_at_hand=at_hand, file_at_hand_fault=fault
     )
 
 
@@ -109,13 +110,14 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    from dflash.built_folder import is_there
     from dflash.dataset_store import verify_stored
     from dflash.datasets.catalogue import CATALOGUE
     from dflash.datasets.listing import stored_line
 
     cache = _cache_folder(options)
     # By folder and not by what can be read: a damaged one must not pass for one that is not there.
-    kept = [spec for spec in CATALOGUE.values() if (cache / spec.name).exists()]
+    kept = [spec for spec in CATALOGUE.values() if is_there(cache / spec.name)]
     specs = _specs(options.names) if options.names else kept
 
     def verify(spec: DatasetSpec, announce: Callable[[str], None]) -> StoredDataset | None:

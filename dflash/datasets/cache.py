@@ -6,6 +6,7 @@ from. One process at a time writes it; its digest is checked at every use.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -17,45 +18,36 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import dflash
-from dflash.built_folder import Announce, build_folder, find_fault, read_manifest
-from dflash.cache_folder import user_cache_folder
+from dflash.built_folder import Announce, FolderError, build_folder, find_fault, is_there, read_manifest
+from dflash.cache_folder import expand_path, user_cache_folder
 from dflash.datasets.catalogue import CUSTOM, make_prompts
 from dflash.datasets.custom import CustomSource
+from dflash.datasets.facts import ROWS_NAME, STORE_FORMAT, find_facts_fault, find_other_format
+from dflash.datasets.fetched import Fetched
 from dflash.datasets.files import Row, checked_rows, format_row, iter_rows
-from dflash.datasets.sources import Fetched, fetch_custom_rows, fetch_rows, read_named
+from dflash.datasets.published import FILES_VARIABLE, PACKAGE, published_digests, read_named
+from dflash.datasets.sources import THREE_WAYS, fetch_custom_rows, fetch_rows
 from dflash.datasets.spec import DatasetSpec
-from dflash.errors import UnavailableError
+from dflash.errors import MissingExtraError, UnavailableError, UsageError
 from dflash.prompts import Prompt
 
 CACHE_VARIABLE = "DFLASH_DATASETS_CACHE"
-ROWS_NAME = "rows.jsonl"
-STORE_FORMAT = 1  # of the facts in the manifest; before it was counted, they were fewer
-PACKAGE = Path(dflash.__file__).resolve().parent
 
 _CHOSEN_BY = f"--datasets-cache or {CACHE_VARIABLE}"
-# what the manifest says besides the list of files
-FACTS = {
-    "dataset",
-    "source",
-    "revision",
-    "pin",
-    "num_rows",
-    "num_prompts",
-    "licence",
-    "template_version",
-    "fetched_at",
-}
+_NO_CACHE = f"do without: give its file by --dataset-file, or name a folder of such files in {FILES_VARIABLE}"
 
 
 def datasets_cache_folder() -> Path:
     """`DFLASH_DATASETS_CACHE`, else a checkout's `datasets_cache/`, else a folder in the user's cache.
 
-    An installed package never writes beside itself.
+    An installed package never writes beside itself. A variable that is empty counts as none.
+
+    Raises:
+        UsageError: the variable names the home of somebody unknown.
     """
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return expand_path(chosen, CACHE_VARIABLE).absolute()
     checkout = PACKAGE.parent
     if (checkout / "pyproject.toml").is_file() and (checkout / "datasets_cache").is_dir():
         return checkout / "datasets_cache"
@@ -89,13 +81,14 @@ def fetch_dataset(
     Raises:
         UnavailableError: it cannot be fetched, or the folder cannot be written; what is there, and why it is
             not used, is said too.
-        UsageError: what was fetched is not the data set.
+        UsageError: the file is not the data set, or cannot be read.
+        OSError: what was fetched cannot be read.
     """
     if spec.shipped is not None:
         return (PACKAGE / spec.shipped).parent
     folder = folder_of(spec, custom, cache_folder)
 
-    named = None if dataset_file is None else read_named(dataset_file)
+    named = None if dataset_file is None else read_named(spec, dataset_file)
 
     def fetch(scratch: Path) -> Fetched:
         if named is not None:
@@ -107,15 +100,23 @@ def fetch_dataset(
         scratch = Path(tempfile.mkdtemp(prefix="download-", dir=partial))
         try:
             fetched = fetch(scratch)
-            facts = _write_rows(spec, fetched, partial / ROWS_NAME)
-            for note in count_notes(spec, facts["num_prompts"], fetched.source):
-                announce(note)
+            with _blaming(spec, fetched):
+                facts = _write_rows(spec, fetched, partial / ROWS_NAME)
+            for note in (*count_notes(spec, facts["num_prompts"], fetched.source), fetched.doubt):
+                if note is not None:
+                    announce(note)
             return facts
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    unfit = find_unfit(spec, folder) if folder.exists() else None
-    if unfit is not None and find_fault(folder, hashes=True) is None:
+    def find_stale(manifest: Mapping[str, Any]) -> str | None:
+        return _find_difference(spec, manifest) or (_find_altered(spec, manifest) if named is None else None)
+
+    fault = find_fault(folder, hashes=True) if is_there(folder) else None
+    unfit = f"cannot be used ({fault})" if fault else None
+    if unfit is None and (manifest := read_manifest(folder)) is not None:
+        unfit = find_stale(manifest)
+    if unfit is not None and fault is None:
         announce(f"{folder} {unfit} and is fetched anew")
     if named is not None and (read_manifest(folder) or {}).get("revision") != named.revision:
         replace = True
@@ -126,19 +127,35 @@ def fetch_dataset(
             announce=announce,
             replace=replace,
             hashes=True,
-            is_current=lambda manifest: _find_difference(spec, manifest) is None,
+            is_current=lambda manifest: find_stale(manifest) is None,
             chosen_by=_CHOSEN_BY,
         )
     except UnavailableError as error:
         at_hand = f"{folder} {unfit}; " if unfit is not None else ""
         fault = f"the data set {spec.name} cannot be had: {at_hand}{error.fault}"
-        raise UnavailableError(fault, error.mend) from error
+        mend = f"{error.mend}, or {_NO_CACHE}" if isinstance(error, FolderError) else error.mend
+        raise UnavailableError(fault, mend) from error
 
 
 def read_cached(folder: Path) -> Fetched:
     """The rows of a fetched data set, which is not verified here."""
     manifest = read_manifest(folder) or {}
-    return Fetched(iter_rows(folder / ROWS_NAME), str(manifest.get("source")), manifest.get("revision"))
+    rows = _rows_of(folder / ROWS_NAME)
+    return Fetched(rows, str(manifest.get("source")), manifest.get("revision"), manifest.get("doubt"))
+
+
+def _rows_of(path: Path) -> Iterator[Row]:
+    """The rows of the cache; it is read again where the folder has just been replaced by another process."""
+    rows = iter_rows(path)
+    try:
+        first = next(rows)
+    except UsageError as error:
+        if not isinstance(error.__cause__, FileNotFoundError) or find_fault(path.parent) is not None:
+            raise
+        rows = iter_rows(path)
+        first = next(rows)
+    yield first
+    yield from rows
 
 
 def folder_of(spec: DatasetSpec, custom: CustomSource | None, cache_folder: Path) -> Path:
@@ -157,7 +174,8 @@ def find_unfit(spec: DatasetSpec, folder: Path) -> str | None:
     fault = find_fault(folder, hashes=True)
     if fault is not None:
         return f"cannot be used ({fault})"
-    return _find_difference(spec, read_manifest(folder) or {})
+    manifest = read_manifest(folder)
+    return "is being replaced" if manifest is None else _find_difference(spec, manifest)
 
 
 def make_counted_prompts(
@@ -212,17 +230,23 @@ def _write_rows(spec: DatasetSpec, fetched: Fetched, path: Path) -> dict[str, An
         "licence": spec.licence,
         "template_version": spec.template_version,
         "fetched_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "doubt": fetched.doubt,
     }
 
 
-def find_other_format(manifest: Mapping[str, Any]) -> str | None:
-    """Which version of dflash wrote a manifest, to follow its folder in a sentence, or None if it is this one."""
-    number = manifest.get("store_format", 0)
-    if number == STORE_FORMAT and manifest.keys() >= FACTS and ROWS_NAME in manifest["files"]:
-        return None
-    newer = isinstance(number, int) and number > STORE_FORMAT
-    age = "a newer" if newer else "an older"
-    return f"was written by {age} version of dflash (format {number}, this one writes {STORE_FORMAT})"
+@contextlib.contextmanager
+def _blaming(spec: DatasetSpec, fetched: Fetched) -> Iterator[None]:
+    """What is wrong with rows that a host gave unchecked is a fault of the host."""
+    try:
+        yield
+    except MissingExtraError:
+        raise
+    except UsageError as error:
+        if fetched.host is None:
+            raise
+        kept = f"remove {fetched.kept_in}, which the client keeps, and {THREE_WAYS}"
+        fault = f"{fetched.host} gives something else than the data set {spec.name}: {error.fault}"
+        raise UnavailableError(fault, kept if fetched.kept_in is not None else THREE_WAYS) from error
 
 
 def _find_difference(spec: DatasetSpec, manifest: Mapping[str, Any]) -> str | None:
@@ -230,9 +254,19 @@ def _find_difference(spec: DatasetSpec, manifest: Mapping[str, Any]) -> str | No
     other = find_other_format(manifest)
     if other is not None:
         return other
+    fault = find_facts_fault(spec, manifest)
+    if fault is not None:
+        return f"cannot be used ({fault})"
     if manifest["pin"] != spec.revision:
         return f"is of the pinned revision {manifest['pin']} and not {spec.revision}"
     # The rows of `custom` are whatever the hub has; which of their columns are read is no matter of the cache.
     if spec.name != CUSTOM and manifest["template_version"] != spec.template_version:
         return f"was made for the template {manifest['template_version']} and not {spec.template_version}"
     return None
+
+
+def _find_altered(spec: DatasetSpec, manifest: Mapping[str, Any]) -> str | None:
+    """That the rows are of a named file which is not the published one: they stay until the set is fetched."""
+    if manifest["doubt"] is None or spec.name == CUSTOM or not published_digests(spec):
+        return None
+    return f"is of a {manifest['source']}, and {manifest['doubt']}"

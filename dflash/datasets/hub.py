@@ -7,7 +7,9 @@ No loader script is run and no pickle is read. Endpoint and token are those of t
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
+import re
 import shutil
 import sys
 import zipfile
@@ -32,6 +34,7 @@ from dflash.reachability import find_unreachable, reason_of
 if TYPE_CHECKING:
     from dflash.datasets.custom import CustomSource
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _REFUSED = (401, 403)
 _NOT_ROWS = ("Audio", "Image", "Pdf", "Video", "Nifti")  # features that would be decoded, and are no text
 
@@ -48,18 +51,23 @@ def fetch_hub_files(hub: HubSource, folder: Path, announce: Announce) -> tuple[l
         announce: told in one line of a large download.
 
     Raises:
-        UnavailableError: the hub cannot be reached, has no such file, or refuses it.
+        UnavailableError: the hub cannot be reached, has no such file, refuses it, or gives another commit than
+            the pinned one; or its client does not start.
     """
+    _check_client(hub.dataset_id)
     at_hand = all(_at_hand(hub, _archive_of(name), hub.revision) for name in hub.files)
     if hub.num_bytes is not None and not at_hand and not _is_offline():
         for place in (_client_cache(), folder):
             check_free_space(place, hub.num_bytes)
-        if is_large(hub.num_bytes) and find_unreachable(_endpoint()) is None:
+        if is_large(hub.num_bytes) and find_unreachable(endpoint()) is None:
             announce(f"downloading {hub.dataset_id}: {format_size(hub.num_bytes)}")
     commit, paths = hub.revision, []
     for number, name in enumerate(hub.files):
         path = _fetch_file(hub, _archive_of(name), commit)
-        commit = commit or _commit_of(path)
+        found = _commit_of(path)
+        if commit is not None and found not in (commit, None):
+            raise _other_commit(f"{name} of {hub.dataset_id}", found, commit)
+        commit = commit or found
         _, _, member = name.partition(":")
         if member:
             path = _extract(path, member, folder / f"{number}-{Path(member).name}")
@@ -97,7 +105,8 @@ def resolve_custom(source: CustomSource) -> tuple[str, str | None]:
         UnavailableError: the hub cannot be reached or does not give it.
     """
     hub_id, commit = str(source.hub_id), source.hub_revision
-    fault = None if _is_offline() else find_unreachable(_endpoint())
+    _check_client(hub_id)
+    fault = None if _is_offline() else find_unreachable(endpoint())
     if fault is not None:
         raise UnavailableError(f"{hub_id} cannot be had from the model hub ({fault})")
     import datasets
@@ -105,7 +114,10 @@ def resolve_custom(source: CustomSource) -> tuple[str, str | None]:
 
     with _hub_faults(hub_id), _quiet(bars=False):
         if not _is_offline():
-            commit = HfApi().dataset_info(hub_id, revision=commit, timeout=10).sha
+            found = HfApi().dataset_info(hub_id, revision=commit, timeout=10).sha
+            if commit is not None and _COMMIT.fullmatch(commit) and found != commit:
+                raise _other_commit(hub_id, found, commit)
+            commit = found
         if source.hub_split is not None:
             return source.hub_split, commit
         splits = datasets.get_dataset_split_names(
@@ -129,7 +141,7 @@ def _fetch_file(hub: HubSource, name: str, commit: str | None) -> Path:
     offline = (
         "HF_HUB_OFFLINE is set, and it is not in the cache of the hub's client" if _is_offline() else None
     )
-    fault = offline or find_unreachable(_endpoint())
+    fault = offline or find_unreachable(endpoint())
     if fault is None:
         with _hub_faults(hub.dataset_id), _quiet(bars=shows_progress(hub.num_bytes)):
             return Path(hf_hub_download(hub.dataset_id, name, repo_type="dataset", revision=commit))
@@ -143,7 +155,11 @@ def _at_hand(hub: HubSource, name: str, commit: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(hub.dataset_id, name, revision=commit, repo_type="dataset")
-    return Path(path) if isinstance(path, str) else None
+    if not isinstance(path, str):
+        return None
+    # The client believes a host that calls one commit by the name of another, and keeps it under both.
+    is_other = commit is not None and _commit_of(Path(path)) not in (commit, None)
+    return None if is_other else Path(path)
 
 
 def _archive_of(name: str) -> str:
@@ -170,7 +186,34 @@ def _extract(archive: Path, member: str, target: Path) -> Path:
 def _commit_of(path: Path) -> str | None:
     """The commit, as the hub's client names the folder in which it keeps a file."""
     parts = path.parts
-    return parts[parts.index("snapshots") + 1] if "snapshots" in parts else None
+    places = [
+        number
+        for number, part in enumerate(parts[:-1])
+        if part == "snapshots" and parts[number - 1].startswith("datasets--")
+    ]
+    return parts[places[0] + 1] if places else None
+
+
+def _other_commit(what: str, found: str | None, commit: str) -> UnavailableError:
+    return UnavailableError(
+        f"{endpoint()} gives {what} at the commit {found} and not at the pinned {commit}",
+        "name another mirror in HF_ENDPOINT, or unset it",
+    )
+
+
+def _check_client(dataset_id: str) -> None:
+    """The hub's client reads its settings when it is imported.
+
+    Raises:
+        UnavailableError: it cannot.
+    """
+    try:
+        importlib.import_module("huggingface_hub.constants")
+    except Exception as error:
+        raise UnavailableError(
+            f"{dataset_id} cannot be had from the model hub (its client does not start: {reason_of(error)})",
+            "correct HF_ENDPOINT and what else is named HF_… in the environment",
+        ) from error
 
 
 def _client_cache() -> Path:
@@ -185,7 +228,8 @@ def _is_offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
-def _endpoint() -> str:
+def endpoint() -> str:
+    """The address of the model hub, or of the mirror that `HF_ENDPOINT` names."""
     from huggingface_hub import constants
 
     return str(constants.ENDPOINT)
@@ -201,6 +245,8 @@ def _hub_faults(dataset_id: str) -> Iterator[None]:
     """The libraries raise from several trees: offline, refused, not found, proxy, script, damaged …."""
     try:
         yield
+    except UnavailableError:
+        raise
     except Exception as error:
         causes = list(_chain(error))
         if any(getattr(cause, "errno", None) in FULL for cause in causes):

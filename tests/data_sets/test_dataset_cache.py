@@ -19,13 +19,15 @@ import pytest
 import dflash
 import dflash.datasets.cache as cache
 from dflash.built_folder import find_fault
+from dflash.cache_folder import user_cache_folder
 from dflash.datasets.cache import datasets_cache_folder, fetch_dataset, folder_of
 from dflash.datasets.catalogue import CATALOGUE
 from dflash.datasets.custom import CustomSource, custom_spec
-from dflash.datasets.files import Row, format_rows, read_rows
+from dflash.datasets.files import Row, format_rows, iter_rows, read_rows
 from dflash.datasets.sources import Fetched
 from dflash.datasets.stored import read_stored, verify_stored
 from dflash.errors import UnavailableError, UsageError
+from dflash.folder_manifest import facts_sha256
 
 SPEC = replace(CATALOGUE["gsm8k"], num_rows=3)
 ROWS = [
@@ -77,6 +79,8 @@ def change_manifest(folder: Path, **facts: Any) -> None:
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8")) | facts
     manifest = {name: value for name, value in manifest.items() if value is not ...}
+    if facts.get("facts_sha256") is not ...:
+        manifest["facts_sha256"] = facts_sha256(manifest)
     path.write_text(json.dumps(manifest), encoding="utf-8")
 
 
@@ -149,6 +153,46 @@ class TestFetch:
         with pytest.raises(UsageError, match=r"missing.jsonl cannot be read"):
             fetch(tmp_path, dataset_file=tmp_path / "missing.jsonl")
 
+    def test_out_of_a_file_whose_name_is_no_text(self, tmp_path: Path) -> None:
+        file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl"))
+        try:
+            file.write_bytes(format_rows(ROWS))
+        except OSError:
+            pytest.skip("this file system takes only names that are UTF-8")
+        fetch(tmp_path / "cache", dataset_file=file)
+        stored = verify_stored(SPEC, tmp_path / "cache")
+        assert stored.source == r"file caf\xe9.jsonl"
+        assert stored.doubt is not None
+        assert stored.doubt.isprintable()
+
+    @pytest.mark.parametrize(
+        ("name", "data"),
+        [
+            ("x.parquet", b"<html>no such page</html>"),
+            ("x.parquet", b"PAR1 and no more"),
+            ("x.jsonl", b'{"question": "?"}\n'),
+        ],
+    )
+    def test_what_a_mirror_gives_is_the_fault_of_the_mirror(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes
+    ) -> None:
+        kept = tmp_path / name
+        kept.write_bytes(data)
+
+        def give(spec: object, scratch: Path, announce: object) -> Fetched:
+            return Fetched(
+                iter_rows(kept), "openai/gsm8k", SPEC.revision, host="the model hub http://x", kept_in=kept
+            )
+
+        monkeypatch.setattr(cache, "fetch_rows", give)
+        with pytest.raises(UnavailableError) as raised:
+            fetch(tmp_path / "cache")
+        assert "the model hub http://x gives something else than the data set gsm8k: " in raised.value.fault
+        assert raised.value.mend.startswith(f"remove {kept}, which the client keeps, and give its original")
+        for way in ("--dataset-file", "DFLASH_DATASETS_DIR", "HF_ENDPOINT"):
+            assert way in raised.value.mend
+        assert visible(tmp_path / "cache") == []
+
     def test_what_is_shipped_needs_no_cache(self, tmp_path: Path) -> None:
         spec = CATALOGUE["quickstart"]
         assert fetch(tmp_path / "cache", spec) == []
@@ -187,10 +231,15 @@ class TestOtherVersions:
         [
             (
                 {"store_format": ...},
-                "was written by an older version of dflash (format 0, this one writes 1)",
+                "was written by an older version of dflash (format 0, this one writes 2)",
             ),
             ({"num_prompts": ...}, "was written by an older version of dflash"),
-            ({"store_format": 7}, "was written by a newer version of dflash (format 7, this one writes 1)"),
+            ({"store_format": 7}, "was written by a newer version of dflash (format 7, this one writes 2)"),
+            (
+                {"store_format": 1, "doubt": ...},
+                "was written by an older version of dflash (format 1, this one",
+            ),
+            ({"facts_sha256": ...}, "was written by an older version of dflash"),
             (
                 {"format": 2},
                 "cannot be used (manifest.json has format 2 of a newer version, this one writes 1)",
@@ -225,6 +274,55 @@ class TestOtherVersions:
         assert f"{folder} {words}" in lines[0]
         assert verify_stored(SPEC, tmp_path).num_rows == 3
         assert visible(tmp_path) == ["gsm8k"]
+
+    @pytest.mark.parametrize(
+        ("facts", "fault"),
+        [
+            ({"num_rows": float("nan")}, "no readable num_rows"),
+            ({"num_rows": "many"}, "no readable num_rows"),
+            ({"num_rows": -5}, "no readable num_rows"),
+            ({"num_rows": True}, "no readable num_rows"),
+            ({"num_prompts": 3.0}, "no readable num_prompts"),
+            ({"source": {"a": 1}}, "no readable source"),
+            ({"source": None}, "no readable source"),
+            ({"revision": 7}, "no readable revision"),
+            ({"pin": []}, "no readable pin"),
+            ({"licence": None}, "no readable licence"),
+            ({"template_version": 1}, "no readable template_version"),
+            ({"fetched_at": 0}, "no readable fetched_at"),
+            ({"doubt": False}, "no readable doubt"),
+            ({"store_format": "2"}, "no readable store_format"),
+            ({"store_format": [2]}, "no readable store_format"),
+            ({"dataset": "math500"}, "is of the data set math500"),
+        ],
+    )
+    def test_what_cannot_be_true_is_damage(
+        self, tmp_path: Path, use: Use, facts: dict[str, Any], fault: str
+    ) -> None:
+        use()
+        fetch(tmp_path)
+        change_manifest(tmp_path / "gsm8k", **facts)
+        assert read_stored(SPEC, tmp_path) is None
+        with pytest.raises(
+            UnavailableError, match=rf"cannot be used \(manifest.json (has )?{fault}\): fetch it"
+        ):
+            verify_stored(SPEC, tmp_path)
+        assert f"{fault})" in fetch(tmp_path)[0]
+        assert verify_stored(SPEC, tmp_path).num_rows == 3
+
+    @pytest.mark.parametrize("fact", ["revision", "pin", "source", "licence", "num_rows", "facts_sha256"])
+    def test_a_bit_of_the_manifest_that_flipped(self, tmp_path: Path, use: Use, fact: str) -> None:
+        use()
+        fetch(tmp_path)
+        path = tmp_path / "gsm8k" / "manifest.json"
+        text = path.read_text(encoding="utf-8")
+        place = text.index('": ', text.index(f'"{fact}"')) + 3 + (fact != "num_rows")
+        path.write_text(text[:place] + chr(ord(text[place]) ^ 1) + text[place + 1 :], encoding="utf-8")
+        with pytest.raises(UnavailableError, match=r"manifest.json is not as it was written"):
+            verify_stored(SPEC, tmp_path)
+        assert read_stored(SPEC, tmp_path) is None
+        fetch(tmp_path)
+        assert verify_stored(SPEC, tmp_path).revision == SPEC.revision
 
     def test_only_what_can_be_read_is_told(self, tmp_path: Path, use: Use) -> None:
         use()
@@ -277,6 +375,55 @@ class TestVerify:
 
 
 class TestPlaces:
+    @pytest.mark.parametrize("name", ["DFLASH_DATASETS_CACHE", "DFLASH_CACHE"])
+    def test_the_home_of_nobody(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        monkeypatch.setattr(cache, "PACKAGE", tmp_path / "dflash")
+        monkeypatch.delenv("DFLASH_DATASETS_CACHE", raising=False)
+        monkeypatch.setenv(name, "~nope/x")
+        with pytest.raises(UsageError, match=f"{name} names ~nope/x, and it is not known whose home"):
+            datasets_cache_folder()
+
+    def test_no_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_home() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        for name in ("DFLASH_CACHE", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(Path, "home", no_home)
+        with pytest.raises(
+            UsageError, match="no home folder to keep things in: name a folder in DFLASH_CACHE"
+        ):
+            user_cache_folder()
+
+    def test_an_empty_variable_counts_as_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("DFLASH_DATASETS_CACHE", raising=False)
+        expected = datasets_cache_folder()
+        monkeypatch.setenv("DFLASH_DATASETS_CACHE", "")
+        assert datasets_cache_folder() == expected
+
+    @pytest.mark.parametrize("folder", ["n" * 300, "a/" * 3000], ids=["name", "path"])
+    def test_a_name_that_is_too_long(self, tmp_path: Path, use: Use, folder: str) -> None:
+        use()
+        with pytest.raises(UnavailableError, match="File name too long: choose a cache folder that can be"):
+            fetch(tmp_path / folder)
+        assert read_stored(SPEC, tmp_path / folder) is None
+
+    @pytest.mark.parametrize("kind", ["file", "link to nothing", "link to a folder"])
+    def test_what_stands_in_the_place_is_replaced(self, tmp_path: Path, use: Use, kind: str) -> None:
+        target, place = tmp_path / "target", tmp_path / "cache" / "gsm8k"
+        for folder in (target, place.parent):
+            folder.mkdir()
+        (target / "kept").touch()
+        if kind == "file":
+            place.write_text("a file", encoding="utf-8")
+        else:
+            place.symlink_to(target if kind == "link to a folder" else tmp_path / "nothing")
+        use()
+        assert "cannot be used (no readable manifest.json) and is built anew" in fetch(place.parent)[0]
+        assert visible(place.parent) == ["gsm8k"]
+        assert verify_stored(SPEC, place.parent).num_rows == 3
+        assert (target / "kept").exists()
+
     def test_never_inside_an_installed_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("DFLASH_DATASETS_CACHE", "DFLASH_CACHE"):
             monkeypatch.delenv(name, raising=False)
@@ -346,6 +493,16 @@ class TestDisk:
             fetch(tmp_path / "file" / "cache")
         assert "--datasets-cache or DFLASH_DATASETS_CACHE" in raised.value.mend
         assert source.num_fetches == 0, "found before anything is downloaded"
+
+    def test_what_is_read_is_not_blamed_on_the_cache(self, tmp_path: Path, use: Use) -> None:
+        def rows() -> Iterator[Row]:
+            yield ROWS[0]
+            raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "elsewhere" / "source"))
+
+        use(rows())
+        with pytest.raises(PermissionError, match="elsewhere/source"):
+            fetch(tmp_path / "cache")
+        assert visible(tmp_path / "cache") == []
 
     def test_a_read_only_cache_is_read(
         self, tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch

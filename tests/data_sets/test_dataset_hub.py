@@ -118,6 +118,46 @@ def test_what_is_pinned_and_at_hand_needs_no_hub(tmp_path: Path, host: Host) -> 
     assert run(FETCH, tmp_path, UNREACHABLE, pinned, newest, HF_HUB_OFFLINE="1") == [first, first]
 
 
+def test_a_mirror_of_another_commit_is_refused(tmp_path: Path, host: Host) -> None:
+    """And what it gave is not taken for the pinned one later, though the client keeps it under that name too."""
+    other = "f" * 40
+    host.add_hub_files("openai/gsm8k", {"a.jsonl": json_lines(ROWS[:1]), "b.jsonl": json_lines(ROWS[1:])})
+    source = {"dataset_id": "openai/gsm8k", "files": ["a.jsonl", "b.jsonl"], "revision": COMMIT}
+    host.commit = other
+    for endpoint in (host.url, host.url, UNREACHABLE):
+        (answer,) = run(FETCH, tmp_path, endpoint, source)
+        assert answer["kind"] == "UnavailableError"
+        if endpoint == host.url:
+            assert answer["fault"] == (
+                f"{host.url} gives a.jsonl of openai/gsm8k at the commit {other} and not at the pinned {COMMIT}"
+            )
+            assert "HF_ENDPOINT" in answer["mend"]
+    host.commit = COMMIT
+    (fetched,) = run(FETCH, tmp_path, host.url, source)
+    assert fetched == {"rows": ROWS, "commit": COMMIT}
+
+
+def test_the_commit_is_read_where_the_client_keeps_it(tmp_path: Path, host: Host) -> None:
+    """Whatever folders there are above."""
+    home = tmp_path / "snapshots" / "x"
+    host.add_hub_files("openai/gsm8k", {"snapshots/a.jsonl": json_lines(ROWS)}, name="main")
+    source = {"dataset_id": "openai/gsm8k", "files": ["snapshots/a.jsonl"], "revision": None}
+    (fetched,) = run(FETCH, tmp_path, host.url, source, HF_HOME=str(home))
+    assert fetched == {"rows": ROWS, "commit": COMMIT}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"HF_ENDPOINT": "http://[::bad"}, {"HF_HUB_DOWNLOAD_TIMEOUT": "soon"}, {"HF_ENDPOINT": "[::"}],
+)
+def test_a_client_that_does_not_start(tmp_path: Path, variables: dict[str, str]) -> None:
+    source = {"dataset_id": "a/b", "files": ["x.jsonl"], "revision": COMMIT}
+    for code, asked in ((FETCH, source), (CUSTOM, {"hub_id": "a/b"})):
+        (answer,) = run(code, tmp_path, UNREACHABLE, asked, **variables)
+        assert answer["kind"] == "UnavailableError"
+        assert answer["fault"].startswith("a/b cannot be had from the model hub (")
+
+
 def test_a_large_download_is_announced_once_and_only_where_it_begins(tmp_path: Path, host: Host) -> None:
     host.add_hub_files("a/b", {"x.jsonl": json_lines(ROWS)})
     source = {"dataset_id": "a/b", "files": ["x.jsonl"], "revision": COMMIT, "num_bytes": 101_000_000}
@@ -223,6 +263,14 @@ class TestAnyDataSet:
         assert absent["kind"] == "UnavailableError"
         assert "someone/things cannot be had from the model hub (" in absent["fault"]
         assert "--dataset-file" in absent["mend"]
+
+    def test_a_mirror_of_another_commit_is_refused(self, tmp_path: Path, host: Host) -> None:
+        other = "f" * 40
+        host.add_hub_files("someone/things", {"data/test.jsonl": json_lines(ROWS)}, name=other)
+        host.commit = COMMIT
+        (answer,) = run(CUSTOM, tmp_path, host.url, {"hub_id": "someone/things", "hub_revision": other})
+        assert answer["kind"] == "UnavailableError"
+        assert f"at the commit {COMMIT} and not at the pinned {other}" in answer["fault"]
 
     def test_a_data_set_of_a_script_is_not_run(self, tmp_path: Path, host: Host) -> None:
         mark = tmp_path / "was_run"

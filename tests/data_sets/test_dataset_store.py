@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bound_user import folder_of_bound_user
 
 import dflash.datasets.cache as cache
 from dflash.built_folder import file_sha256
@@ -18,6 +19,19 @@ from dflash.datasets.files import format_rows, read_rows
 from dflash.datasets.sources import Fetched
 from dflash.errors import UnavailableError, UsageError
 from dflash.prompts import PromptSet
+
+ALTERED = "these rows are not the published ones"
+HUB_ROWS = [  # as the tables of the model hub have them
+    (
+        "math500",
+        {"problem": "?", "solution": "", "answer": "1", "subject": "Algebra", "level": 1, "unique_id": "a"},
+    ),
+    (
+        "aime24",
+        {"id": 60, "problem": "?", "solution": "", "answer": "204", "url": "https://", "year": "2024"},
+    ),
+    ("aime25", {"problem_idx": 1, "problem": "?", "answer": 70, "problem_type": ["Algebra"]}),
+]
 
 
 def gsm8k_rows(num_rows: int = 1319) -> list[dict[str, str]]:
@@ -70,7 +84,7 @@ class TestSelection:
             few = load_prompts("gsm8k", num_prompts=num_prompts, dataset_file=gsm8k_file)
             assert ids(few) == everything[:num_prompts]
             assert few.num_available == 1319
-            assert few.notes == ()
+            assert [note.partition(" as far as")[0] for note in few.notes] == [ALTERED]
 
     def test_golden_order(self, gsm8k_file: Path) -> None:
         """Another order would make every stored result one of other prompts."""
@@ -115,8 +129,8 @@ class TestSelection:
     def test_equal_texts_are_said(self, tmp_path: Path) -> None:
         path = tmp_path / "test.jsonl"
         path.write_bytes(format_rows([*gsm8k_rows(1318), gsm8k_rows(1)[0]]))
-        notes = load_prompts("gsm8k", dataset_file=path).notes
-        assert notes == ("1 of the 1319 prompts of gsm8k repeat the text of another one",)
+        _, note = load_prompts("gsm8k", dataset_file=path).notes
+        assert note == "1 of the 1319 prompts of gsm8k repeat the text of another one"
 
     def test_a_caution_of_the_catalogue_is_a_note(self, tmp_path: Path) -> None:
         row = {"task_id": 11, "prompt": "Add.", "test_imports": [], "test_list": ["assert f(1) == 2"]}
@@ -140,7 +154,7 @@ class TestFile:
     def test_another_number_of_rows_is_said_with_the_pin(self, tmp_path: Path) -> None:
         path = tmp_path / "test.jsonl"
         path.write_bytes(format_rows(gsm8k_rows(7)))
-        (note,) = load_prompts("gsm8k", dataset_file=path).notes
+        _, note = load_prompts("gsm8k", dataset_file=path).notes
         assert note.startswith(
             "test.jsonl gives 7 prompts, the data set gsm8k has 1319 at the pinned revision 740312a"
         )
@@ -157,13 +171,81 @@ class TestFile:
     def test_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"missing.jsonl cannot be read \(No such file"):
             load_prompts("gsm8k", dataset_file=tmp_path / "missing.jsonl")
-        with pytest.raises(UsageError, match=r"cannot be read \(Is a directory\)"):
+        with pytest.raises(UsageError, match=r"cannot be read \(no regular file: it is a folder\)"):
             load_prompts("gsm8k", dataset_file=tmp_path)
 
     @pytest.mark.parametrize("name", ["../gsm8k", "a/b", "..", "/etc/passwd", "", "GSM8K"])
     def test_no_name_is_a_path(self, name: str) -> None:
         with pytest.raises(UsageError, match=f"unknown data set {re.escape(repr(name))}"):
             load_prompts(name)
+
+
+class TestDoubt:
+    """Rows that are not known to be the published ones are never used without a word."""
+
+    def test_an_altered_file_is_named_every_time(self, tmp_path: Path, gsm8k_file: Path) -> None:
+        def notes(**options: Any) -> list[str]:
+            found = load_prompts("gsm8k", announce=lines.append, **options).notes
+            return [note for note in found if note.startswith(ALTERED)]
+
+        lines: list[str] = []
+        (note,) = notes(dataset_file=gsm8k_file)
+        assert file_sha256(gsm8k_file) in note
+        assert str(CATALOGUE["gsm8k"].files[0].sha256) in note
+        fetch_dataset(CATALOGUE["gsm8k"], tmp_path / "cache", announce=lines.append, dataset_file=gsm8k_file)
+        assert note in lines, "said when it is fetched"
+        stored = verify_stored(CATALOGUE["gsm8k"], tmp_path / "cache")
+        assert stored.doubt == note, "kept"
+        assert notes() == notes() == [note], "and said at every use"
+
+    def test_a_plain_fetch_takes_the_published_rows_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gsm8k_file: Path
+    ) -> None:
+        spec, folder, lines = CATALOGUE["gsm8k"], tmp_path / "cache", []
+        fetch_dataset(spec, folder, announce=lambda line: None, dataset_file=gsm8k_file)
+        with pytest.raises(UnavailableError, match=f"is of a file test.jsonl, and {ALTERED}.*; no network"):
+            fetch_dataset(spec, folder, announce=lambda line: None)
+        assert verify_stored(spec, folder).doubt is not None, "which stay until there are others"
+        monkeypatch.setattr(cache, "fetch_rows", FakeSource(gsm8k_rows()))
+        fetch_dataset(spec, folder, announce=lines.append)
+        assert lines[0].startswith(f"{folder / 'gsm8k'} is of a file test.jsonl, and {ALTERED}")
+        assert lines[0].endswith("and is fetched anew")
+        assert verify_stored(spec, folder).doubt is None
+        assert load_prompts("gsm8k").notes == ()
+
+    def test_where_no_digest_is_known_that_is_said(self, tmp_path: Path) -> None:
+        """And a plain fetch keeps it: it may be the only way to have the set."""
+        path = tmp_path / "qualitative.jsonl"
+        path.write_bytes(format_rows([{"question_id": "1", "category": "math", "turns": ["What?"]}]))
+        fetch_dataset(
+            CATALOGUE["speed-bench"], tmp_path / "cache", announce=lambda line: None, dataset_file=path
+        )
+        fetch_dataset(CATALOGUE["speed-bench"], tmp_path / "cache", announce=lambda line: None)
+        for notes in (
+            load_prompts("speed-bench").notes,
+            load_prompts("speed-bench", dataset_file=path).notes,
+        ):
+            assert notes[0].startswith(
+                "whether these rows are the published ones could not be checked: quali"
+            )
+
+    def test_of_the_folder_of_files_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "files" / "speed_bench" / "qualitative.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(format_rows([{"question_id": "1", "category": "math", "turns": ["What?"]}]))
+        monkeypatch.setenv("DFLASH_DATASETS_DIR", str(tmp_path / "files"))
+        assert "could not be checked" in load_prompts("speed-bench").notes[0]
+
+    def test_rows_of_the_user_are_what_they_are(self, tmp_path: Path) -> None:
+        path = tmp_path / "own.jsonl"
+        path.write_bytes(format_rows([{"prompt": "one"}]))
+        assert load_prompts("custom", custom=CustomSource(file=path)).notes == ()
+
+    def test_what_is_shipped_can_be_told_too(self, tmp_path: Path) -> None:
+        path = tmp_path / "own.jsonl"
+        path.write_bytes(format_rows([{"prompt_id": "1", "category": "math", "turns": ["What?"]}]))
+        assert load_prompts("quickstart", dataset_file=path).notes[0].startswith(ALTERED)
+        assert load_prompts("quickstart").notes == ()
 
 
 class TestOwnRows:
@@ -254,6 +336,66 @@ class TestCache:
         ):
             load_prompts("gsm8k")
         assert rows.stat().st_size == 1000, "what was there is left as it was"
+
+    @pytest.mark.parametrize(
+        ("closed", "fault"),
+        [
+            ("cache/gsm8k/rows.jsonl", "rows.jsonl cannot be read: Permission denied"),
+            ("cache/gsm8k/manifest.json", "no readable manifest.json: Permission denied"),
+            ("cache/gsm8k", "no readable manifest.json: Permission denied"),
+            ("cache", "no readable manifest.json: Permission denied"),
+        ],
+    )
+    def test_what_may_not_be_read_is_said_and_passed_over(
+        self, monkeypatch: pytest.MonkeyPatch, shared_folder: Path, closed: str, fault: str
+    ) -> None:
+        source = FakeSource(gsm8k_rows())
+        monkeypatch.setattr(cache, "fetch_rows", source)
+        with folder_of_bound_user() as parent:
+            folder = parent / "cache"
+            load_prompts("gsm8k", cache_folder=folder)
+            (parent / closed).chmod(0)
+            source.error = UnavailableError(
+                "no network", "give its file by --dataset-file, DFLASH_DATASETS_DIR"
+            )
+            with pytest.raises(UnavailableError) as raised:
+                load_prompts("gsm8k", cache_folder=folder)
+            assert f"{folder / 'gsm8k'} cannot be used ({fault})" in raised.value.fault
+            for way in ("--dataset-file", "DFLASH_DATASETS_DIR"):
+                assert way in raised.value.mend
+            assert ("--datasets-cache" in raised.value.mend) == (closed == "cache")
+            with pytest.raises(UnavailableError, match=re.escape(f"cannot be used ({fault})")):
+                verify_stored(CATALOGUE["gsm8k"], folder)
+            assert read_stored(CATALOGUE["gsm8k"], folder) is None
+            lines: list[str] = []
+            monkeypatch.setenv("DFLASH_DATASETS_DIR", str(shared_folder / "datasets"))
+            found = load_prompts("gsm8k", cache_folder=folder, announce=lines.append)
+            assert found.source == "file test.jsonl of DFLASH_DATASETS_DIR"
+            assert lines == [
+                f"{folder / 'gsm8k'} cannot be used ({fault}): test.jsonl of DFLASH_DATASETS_DIR is read in its place"
+            ]
+
+    def test_read_again_where_it_is_replaced_meanwhile(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between the two renames of `fetch --force` there is no folder; its reader does not fail over that."""
+        monkeypatch.setattr(cache, "fetch_rows", FakeSource(gsm8k_rows()))
+        whole, folder = load_prompts("gsm8k"), tmp_path / "cache" / "gsm8k"
+        outgoing = folder.with_name(".gsm8k.1.old.tmp")
+        folder.rename(outgoing)
+        monkeypatch.setattr("dflash.folder_manifest.time.sleep", lambda seconds: outgoing.rename(folder))
+        assert load_prompts("gsm8k") == whole
+
+        read_manifest = cache.read_manifest
+
+        def read_and_move(folder: Path) -> Any:
+            found = read_manifest(folder)
+            folder.rename(outgoing)
+            return found
+
+        monkeypatch.setattr(cache, "read_manifest", read_and_move)
+        rows = cache.read_cached(folder).rows
+        assert len(list(rows)) == 1319, "moved between the manifest and the rows"
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), UnavailableError("no network")])
     def test_nothing_half_written(
@@ -368,8 +510,42 @@ class TestPublishedFiles:
         prompt_set = load_prompts("swe-bench", dataset_file=path)
         assert sum("\r\n" in prompt.turns[0] for prompt in prompt_set.prompts) == 165
 
-    def test_another_set_in_a_similar_file_is_refused(self, shared_folder: Path) -> None:
+    def test_another_set_in_a_similar_file_is_refused(self, shared_folder: Path, tmp_path: Path) -> None:
+        """Known by its digest; and one that is not known, by its columns where they differ."""
+        path = shared_folder / "datasets" / "mbpp" / "sanitized-mbpp.json"
+        with pytest.raises(UsageError, match="is not the data set humaneval: that is the file of mbpp"):
+            load_prompts("humaneval", dataset_file=path)
+        copy = tmp_path / "copy.json"
+        copy.write_bytes(path.read_bytes() + b"\n")
         with pytest.raises(UsageError, match="lacks entry_point"):
-            load_prompts(
-                "humaneval", dataset_file=shared_folder / "datasets" / "mbpp" / "sanitized-mbpp.json"
-            )
+            load_prompts("humaneval", dataset_file=copy)
+
+    def test_no_file_passes_for_another_set(self, shared_folder: Path, tmp_path: Path) -> None:
+        """Every file for every other set: by its digest, and changed by a line end by its columns.
+
+        These pairs have the same columns, or all that are asked for: the note says what they are not.
+        """
+        alike = {("mt-bench", "spec-bench"), ("spec-bench", "mt-bench"), ("aime24", "gsm8k")}
+        found = self.published(shared_folder / "datasets")
+        for owner, path, _ in found:
+            for name in {name for name, _, _ in found} - {owner}:
+                with pytest.raises(
+                    UsageError, match=f"is not the data set {name}: that is the file of {owner}"
+                ):
+                    load_prompts(name, dataset_file=path)
+                if path.suffix == ".gz":
+                    continue
+                copy = tmp_path / f"copy{path.suffix}"
+                copy.write_bytes(path.read_bytes() + b"\n")
+                try:
+                    notes = load_prompts(name, dataset_file=copy).notes
+                except UsageError:
+                    continue
+                assert (owner, name) in alike
+                assert notes[0].startswith(ALTERED)
+
+    @pytest.mark.parametrize(("name", "row"), HUB_ROWS)
+    def test_the_columns_of_the_hub_are_taken(self, tmp_path: Path, name: str, row: dict[str, Any]) -> None:
+        path = tmp_path / "rows.jsonl"
+        path.write_bytes(format_rows([row]))
+        assert load_prompts(name, dataset_file=path).num_available == 1

@@ -147,7 +147,7 @@ def output_lengths(group: Group) -> list[str]:
     if all_at_limit(group.cells):
         limit = group.first.workload.max_new_tokens
         words = (
-            f"Every request ended at the limit of {limit} new tokens: lengths say nothing, and are not drawn."
+            f"Every completed request ended at the limit of {limit} new tokens: the lengths are not drawn."
         )
         return [table(header, rows), words]
     return [table(header, rows)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -9,6 +10,7 @@ from edge_runs import EDGE_RUNS
 from made_up_run import cell, dflash_arm, made_up_run, plain_record
 
 from dflash.results import acceptance_plots, plot_style, plots
+from dflash.results.markdown import render_report
 from dflash.results.records import RunInfo
 from dflash.results.store import Run
 from dflash.results.summary import summarise_run
@@ -131,3 +133,116 @@ def test_global_matplotlib_state_is_left_alone(tmp_path: Path):
     run = made_up_run()
     plots.plot_run(run, summarise_run(run), tmp_path)
     assert dict(matplotlib.rcParams) == before
+
+
+NAMES = (
+    "gsm8k",
+    "math500",
+    "aime24",
+    "humaneval",
+    "mbpp",
+    "livecodebench",
+    "mt-bench",
+    "alpaca",
+    "swe-bench-lite",
+)
+
+
+def several(names=NAMES, **changes) -> Run:
+    runs = [made_up_run(dataset=name, seed=seed, **changes) for seed, name in enumerate(names)]
+    info = replace(runs[0].info, cells=sum((run.info.cells for run in runs), ()))
+    return replace(runs[0], info=info, records=sum((run.records for run in runs), ()))
+
+
+def test_every_data_set_has_a_panel_of_acceptance_per_position():
+    summary = summarise_run(several(block_sizes=(4, 8, 16)))
+    with matplotlib.rc_context(plot_style.STYLE):
+        figure = drawn(acceptance_plots.draw_per_position(summary))
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in panels] == list(NAMES)
+    assert {axes.get_subplotspec().get_gridspec().ncols for axes in panels} == {3}
+    for axes, group in zip(panels, summary.groups, strict=True):
+        joint, conditional = axes.lines[:3], axes.lines[3:]
+        for line, arm in zip(joint, group.cells[1:], strict=True):
+            rates = arm.numbers("acceptance_rate_per_position")
+            assert list(line.get_ydata()) == pytest.approx([100 * rate for rate in rates])
+        assert len(conditional) == 3
+        assert {line.get_linestyle() for line in joint} == {"-"}
+        assert "-" not in {line.get_linestyle() for line in conditional}
+
+
+@pytest.mark.parametrize("name", plots.PICTURES)
+def test_legends_are_whole_and_outside_of_the_panels(name):
+    long = "a-method-with-a-very-long-name-indeed"
+    run = several(NAMES[:2], block_sizes=(2, 4, 16), num_prompts=5)
+    cells = tuple(
+        cell if cell.arm.is_baseline else replace(cell, arm=replace(cell.arm, name=long))
+        for cell in run.info.cells
+    )
+    summary = summarise_run(replace(run, info=replace(run.info, cells=cells)))
+    with matplotlib.rc_context(plot_style.STYLE):
+        figure = drawn(plots.PICTURES[name](summary))
+        width, height = figure.canvas.get_width_height()
+        for legend in figure.legends:
+            box = legend.get_window_extent()
+            assert 0 <= box.x0 < box.x1 <= width
+            assert 0 <= box.y0 < box.y1 <= height
+            for axes in filter(lambda axes: axes.get_visible(), figure.axes):
+                overlap = matplotlib.transforms.Bbox.intersection(box, axes.get_tightbbox())
+                assert overlap is None or overlap.height < 3
+    assert bool(figure.legends) == (
+        name in {"acceptance_per_position.png", "categories.png", "output_lengths.png"}
+    )
+
+
+def test_no_category_is_left_out():
+    run = made_up_run(num_prompts=40)
+    records = tuple(replace(record, category=f"c{record.prompt_id[11:]:>02}") for record in run.records)
+    figure = plots.draw_categories(summarise_run(replace(run, records=records)))
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [f"c{number:02}" for number in range(40)]
+
+
+def test_bars_of_all_data_sets_lie_within_their_common_axis():
+    for name in ("categories.png", "speedup.png", "decode_speed.png"):
+        figure = plots.PICTURES[name](summarise_run(several(block_sizes=(4, 16))))
+        for axes in figure.axes:
+            low, high = axes.get_xlim()
+            assert low == 0
+            assert max(patch.get_width() for patch in axes.patches) < high
+
+
+@pytest.mark.parametrize(("num_prompts", "has_interval"), [(8, True), (4, False)])
+def test_whiskers_are_named_only_where_there_are_any(num_prompts, has_interval):
+    summary = summarise_run(made_up_run(num_prompts=num_prompts))
+    for draw in (plots.draw_speedup, plots.draw_decode_speed):
+        title = draw(summary).get_suptitle()
+        assert ("whiskers: 95 % interval over prompts" in title) == has_interval
+        assert "bar:" not in title
+    assert "interval" not in plots.draw_categories(summary).get_suptitle()
+
+
+def test_lengths_that_all_are_the_limit_are_not_drawn_but_said():
+    run = several(("gsm8k", "mt-bench"), block_sizes=(2,))
+    sentence = "Every completed request ended at the limit of 128 new tokens: the lengths are not drawn."
+
+    def at_limit(dataset: str) -> Run:
+        records = [
+            replace(record, finish_reason="length") if record.cell_id.startswith(dataset) else record
+            for record in run.records
+        ]
+        return replace(run, records=tuple(records))
+
+    for cut, num_panels in ((run, 2), (at_limit("gsm8k"), 1), (at_limit(""), 0)):
+        summary = summarise_run(cut)
+        figure = plots.draw_output_lengths(summary)
+        panels = [] if figure is None else [axes for axes in figure.axes if axes.get_visible()]
+        assert len(panels) == num_panels
+        assert (sentence in render_report(cut, summary)) == (num_panels < 2)
+
+
+def test_a_picture_of_very_many_panels_can_still_be_written():
+    figure = plot_style.new_figure(900, "tall")
+    width, height = struct.unpack(">II", plot_style.png_bytes(figure)[16:24])
+    assert height <= 30_000
+    assert width > 0

@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dflash.cache_folder import parse_folder
 from dflash.config import ARM_NAMES, DTYPES, BenchmarkConfig
 from dflash.errors import UsageError
 from dflash.server_options import ARRIVALS, ROUTES
@@ -148,7 +149,7 @@ _GROUPS: dict[str, tuple[_Flag, ...]] = {
         _Flag(
             "turns_field", ("--turns-field",), str, "custom: column that holds the list of turns", "COLUMN"
         ),
-        _Flag("datasets_cache", ("--datasets-cache",), Path, "folder of fetched data sets", "FOLDER"),
+        _Flag("datasets_cache", ("--datasets-cache",), parse_folder, "folder of fetched data sets", "FOLDER"),
         _Flag(
             "num_prompts",
             ("--num-prompts", "--max-samples"),

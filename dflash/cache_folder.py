@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 
@@ -31,6 +32,17 @@ def user_cache_folder() -> Path:
         raise UsageError(
             "this user has no home folder to keep things in", f"name a folder in {CACHE_VARIABLE}"
         ) from error
+
+
+def parse_folder(text: str) -> Path:
+    """The folder that an argument names.
+
+    Raises:
+        argparse.ArgumentTypeError: it is empty, which a path would take for the working folder.
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty: name a folder, or leave it out")
+    return Path(text)
 
 
 def expand_path(text: str, named_by: str) -> Path:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from dflash.arguments import OneLineParser
+from dflash.cache_folder import parse_folder
 from dflash.config import BenchmarkConfig
 from dflash.datasets.catalogue import ALL, CUSTOM, GROUPS, expand_datasets, find_dataset
 from dflash.errors import UsageError
@@ -72,7 +73,9 @@ def _add_action(
         metavar="FILE",
         help="write it as one JSON document ('-': to standard output, and nothing else there)",
     )
-    parser.add_argument("--datasets-cache", type=Path, metavar="FOLDER", help="folder of fetched data sets")
+    parser.add_argument(
+        "--datasets-cache", type=parse_folder, metavar="FOLDER", help="folder of fetched data sets"
+    )
     return parser
 
 

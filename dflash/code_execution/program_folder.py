@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 PREFIX = "dflash-code-"
@@ -23,15 +23,18 @@ def program_folder() -> Iterator[str]:
     Raises:
         OSError: none can be made.
     """
-    lock = None
-    while lock is None:  # a sweep may have come between making and locking
-        folder = os.path.realpath(tempfile.mkdtemp(prefix=PREFIX))
-        lock = _lock(folder)
-    try:
+    with ExitStack() as stack:
+        lock = None
+        while lock is None:  # a sweep may have come between making and locking
+            folder = os.path.realpath(tempfile.mkdtemp(prefix=PREFIX))
+            try:
+                lock = _lock(folder)
+            except OSError:  # a file system without locks, where none is swept either
+                break
+        if lock is not None:
+            stack.callback(os.close, lock)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def sweep_program_folders() -> None:
@@ -48,7 +51,11 @@ def sweep_program_folders() -> None:
 
 
 def _lock(folder: str) -> int | None:
-    """The open and locked folder; None where another process holds it, or it is gone."""
+    """The open and locked folder; None where another process holds it, or it is gone.
+
+    Raises:
+        OSError: it cannot be opened or locked.
+    """
     import fcntl
 
     try:
@@ -61,5 +68,8 @@ def _lock(folder: str) -> int | None:
             return file
     except (BlockingIOError, FileNotFoundError):
         pass
+    except OSError:
+        os.close(file)
+        raise
     os.close(file)
     return None

@@ -211,8 +211,9 @@ def _check_client(dataset_id: str) -> None:
         importlib.import_module("huggingface_hub.constants")
     except Exception as error:
         raise UnavailableError(
-            f"{dataset_id} cannot be had from the model hub (its client does not start: {reason_of(error)})",
-            "correct HF_ENDPOINT and what else is named HF_… in the environment",
+            f"{dataset_id} cannot be had from the model hub (its client does not start: HF_ENDPOINT, or another "
+            f"variable that is named HF_…, is wrong: {reason_of(error)})",
+            "correct it, or unset it",
         ) from error
 
 

@@ -150,7 +150,9 @@ def _facts(document: Mapping[str, Any]) -> list[str]:
         facts.append("to be prepared: see below")
     if document["file_at_hand"]:
         facts.append(f"{FILES_VARIABLE} has its file {document['file_at_hand']}")
-    facts += [document[name] for name in ("file_at_hand_fault", "caution", "error") if document[name]]
+    facts += [
+        document[name] for name in ("file_at_hand_fault", "caution", "doubt", "error") if document[name]
+    ]
     return [printable(fact).replace("\n", " ") for fact in facts]
 
 
@@ -160,7 +162,8 @@ def _format_presence(document: Mapping[str, Any]) -> str:
     if document["error"]:
         return "damaged in the cache"
     if document["in_cache"] and document["is_current"]:
-        return f"in the cache, {document['num_rows']} rows"
+        doubt = ", not known to be as published" if document["doubt"] else ""
+        return f"in the cache, {document['num_rows']} rows{doubt}"
     if document["file_at_hand"]:
         num_rows, expected = document["file_at_hand_num_rows"], document["expected_num_prompts"]
         is_part = num_rows is not None and num_rows < expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -61,6 +62,19 @@ def test_a_sweep_between_making_and_locking(parent: Path, monkeypatch: pytest.Mo
         assert len(made) == 2
         assert os.path.realpath(made[1]) == folder
         assert [str(path) for path in parent.iterdir()] == [folder]
+
+
+def test_where_there_are_no_locks_programs_run_and_nothing_is_swept(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with program_folder() as folder:
+        sweep_program_folders()
+        assert Path(folder).exists()
+    assert not list(parent.iterdir())
 
 
 def test_only_folders_of_programs_are_swept(parent: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,13 +21,14 @@ import dflash
 import dflash.datasets.cache as cache
 from dflash.built_folder import find_fault
 from dflash.cache_folder import user_cache_folder
+from dflash.data import main
 from dflash.datasets.cache import datasets_cache_folder, fetch_dataset, folder_of
 from dflash.datasets.catalogue import CATALOGUE
 from dflash.datasets.custom import CustomSource, custom_spec
 from dflash.datasets.files import Row, format_rows, iter_rows, read_rows
 from dflash.datasets.sources import Fetched
 from dflash.datasets.stored import read_stored, verify_stored
-from dflash.errors import UnavailableError, UsageError
+from dflash.errors import EXIT_UNAVAILABLE, UnavailableError, UsageError
 from dflash.folder_manifest import facts_sha256
 
 SPEC = replace(CATALOGUE["gsm8k"], num_rows=3)
@@ -333,6 +335,54 @@ class TestOtherVersions:
         assert stored.pin == "840"
         change_manifest(tmp_path / "gsm8k", store_format=0)
         assert read_stored(SPEC, tmp_path) is None
+
+
+class TestDamageInTheList:
+    """One folder that nothing can be made of keeps no other from being listed or verified."""
+
+    @pytest.mark.parametrize("kind", ["deep", "pipe", "file", "link", "other set", "NaN"])
+    def test_the_others_are_told(
+        self, tmp_path: Path, use: Use, capsys: pytest.CaptureFixture[str], kind: str
+    ) -> None:
+        use()
+        for name in ("gsm8k", "aime24"):
+            fetch(tmp_path, replace(SPEC, name=name))
+        folder = tmp_path / "aime24"
+        manifest = folder / "manifest.json"
+        if kind == "deep":
+            manifest.write_text("[" * 200_000, encoding="utf-8")
+        elif kind == "pipe":
+            manifest.unlink()
+            os.mkfifo(manifest)
+        elif kind == "NaN":
+            change_manifest(folder, num_rows=float("nan"))
+        elif kind == "other set":
+            change_manifest(folder, dataset="gsm8k")
+        else:
+            shutil.rmtree(folder)
+            if kind == "file":
+                folder.write_text("", encoding="utf-8")
+            else:
+                folder.symlink_to(tmp_path / "nothing")
+        assert main(["list", "gsm8k", "aime24", "--datasets-cache", str(tmp_path), "--json", "-"]) == 0
+        listed = json.loads(capsys.readouterr().out)["datasets"]
+        assert [document["in_cache"] for document in listed] == [True, False]
+        assert listed[0]["error"] is None
+        assert f"{folder} cannot be used" in listed[1]["error"]
+        main(["verify", "--datasets-cache", str(tmp_path), "--json", "-"])
+        verified = json.loads(capsys.readouterr().out)["datasets"]
+        assert [document["name"] for document in verified] == ["gsm8k", "aime24"]
+        assert f"{folder} cannot be used" in verified[1]["error"]
+
+    def test_a_doubt_is_told(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "mine.jsonl"
+        file.write_bytes(format_rows(ROWS))
+        fetch(tmp_path, dataset_file=file)
+        for words in (["list", "gsm8k"], ["verify", "gsm8k"]):
+            assert main([*words, "--datasets-cache", str(tmp_path)]) in (0, EXIT_UNAVAILABLE)
+            assert "these rows are not the published ones" in " ".join(capsys.readouterr().out.split())
+        assert main(["list", "--datasets-cache", str(tmp_path)]) == 0
+        assert "in the cache, 3 rows, not known to be as published" in capsys.readouterr().out
 
 
 class TestVerify:

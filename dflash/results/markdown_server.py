@@ -107,7 +107,7 @@ def load(group: Group) -> list[str]:
 def _load_sentence(group: Group) -> str:
     workload = group.first.workload
     if workload.request_rate is None:
-        return f"Closed loop: {workload.concurrency} under way, the next is sent when one has ended."
+        return "Closed loop: as many under way as the concurrency, the next is sent when one has ended."
     cap = f", and at most {workload.concurrency} are under way" if workload.concurrency < NO_CAP else ""
     return (
         f"Open loop: requests are due at {workload.request_rate:g} a second, whether earlier ones have come back or "

@@ -153,11 +153,12 @@ def _clearness(cell: CellSummary) -> str:
 
 
 def average_load(average: Average) -> str:
-    """` at concurrency 8`; nothing where one request runs at a time."""
+    """` at concurrency 8`; nothing in process, where one request runs at a time."""
     if average.request_rate is not None:
         cap = f" and concurrency {average.concurrency}" if average.concurrency < NO_CAP else ""
         return f" at {average.request_rate:g} requests/s{cap}"
-    return "" if average.concurrency == 1 else f" at concurrency {average.concurrency}"
+    on_server = any(cell.cell.on_server for cell in average.cells)
+    return f" at concurrency {average.concurrency}" if on_server or average.concurrency > 1 else ""
 
 
 def average_line(average: Average) -> str:

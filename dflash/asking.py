@@ -19,6 +19,7 @@ from dflash.reasoning import strip_reasoning
 from dflash.recorder import RunRecorder, digest_of_ids, digest_of_text
 from dflash.results.records import Cell, ChunkRecord, DifferenceRecord, OutputRecord, RequestRecord
 
+WARMUP_MAX_NEW_TOKENS = 32
 _COPIED = {item.name for item in fields(RequestRecord)} & {item.name for item in fields(Generation)}
 
 
@@ -182,6 +183,20 @@ def make_request(cell: Cell, place: Place, messages: tuple[Message, ...]) -> Gen
         max_new_tokens=workload.max_new_tokens,
         sampling=Sampling(workload.temperature, workload.top_p, workload.top_k),
         seed=request_seed(workload.seed, place.prompt.prompt_id, place.turn, place.repeat),
+        reasoning=workload.reasoning,
+    )
+
+
+def warmup_request(cell: Cell, number: int, text: str) -> GenerationRequest:
+    """An unmeasured request in the manner of a cell's own; no prompt of a data set is used for it."""
+    workload = cell.workload
+    return GenerationRequest(
+        request_id=f"warmup/{number}:{cell.arm.label}",
+        arm=cell.arm,
+        messages=(Message("user", text),),
+        max_new_tokens=min(workload.max_new_tokens, WARMUP_MAX_NEW_TOKENS),
+        sampling=Sampling(workload.temperature, workload.top_p, workload.top_k),
+        seed=request_seed(workload.seed, f"warmup/{number}", 0, 0),
         reasoning=workload.reasoning,
     )
 

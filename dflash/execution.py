@@ -11,15 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from dflash.asking import request_seed
+from dflash.asking import warmup_request
 from dflash.backends import create_backend
 from dflash.backends.base import (
     Backend,
     BackendSettings,
     Endpoint,
-    GenerationRequest,
-    Message,
-    Sampling,
     ServerBackend,
 )
 from dflash.command_line import one_line
@@ -30,7 +27,6 @@ from dflash.errors import RequestError, TooManyFailuresError
 from dflash.interleaved import InterleavedRunner
 from dflash.interrupts import Interrupts
 from dflash.plan import (
-    WARMUP_MAX_NEW_TOKENS,
     Group,
     make_groups,
     num_warmup_of,
@@ -190,6 +186,7 @@ class Execution:
             except Exception as error:
                 if self._recorder is None:  # nothing was measured
                     raise
+                self._recorder.add_note(one_line(f"{planned.label} was not served: {error}"))
                 self._error = self._error or error
             if self._error is not None:
                 return
@@ -308,15 +305,7 @@ class Execution:
         for number in range(num_warmup_of(self._config, workload.concurrency)):
             text = texts[number % len(texts)]
             for cell in group.cells:
-                request = GenerationRequest(
-                    request_id=f"warmup/{number}:{cell.arm.label}",
-                    arm=cell.arm,
-                    messages=(Message("user", text),),
-                    max_new_tokens=min(workload.max_new_tokens, WARMUP_MAX_NEW_TOKENS),
-                    sampling=Sampling(workload.temperature, workload.top_p, workload.top_k),
-                    seed=request_seed(workload.seed, f"warmup/{number}", 0, 0),
-                    reasoning=workload.reasoning,
-                )
+                request = warmup_request(cell, number, text)
                 try:
                     await self._backend.generate(request)
                 except RequestError as error:

@@ -19,7 +19,6 @@ from dflash.server_options import SERVER_BACKENDS, endpoints_of
 DEFAULT_NUM_PROMPTS = 128
 DEFAULT_MAX_NEW_TOKENS = 2048
 QUICKSTART_MAX_NEW_TOKENS = 128
-WARMUP_MAX_NEW_TOKENS = 32
 IDENTITY_PARTS = ("machine", "versions", "threads", "engine")  # of the environment
 _ID_LENGTH = 12
 

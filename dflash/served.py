@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from dflash.asking import Answer, Asker, Place, context_of, history_after, request_seed
-from dflash.backends.base import GenerationRequest, Message, Sampling, ServerBackend
+from dflash.asking import Answer, Asker, Place, context_of, history_after, warmup_request
+from dflash.backends.base import Message, ServerBackend
 from dflash.errors import RequestError, UnavailableError
 from dflash.load import Job, Load, LoopLag, run_load
 from dflash.output_differences import record_differences
-from dflash.plan import WARMUP_MAX_NEW_TOKENS, Group
+from dflash.plan import Group
 from dflash.progress import Progress
 from dflash.recorder import RunRecorder
 from dflash.results.records import Cell, WindowRecord
@@ -210,15 +210,7 @@ class ServedRunner:
         def job(number: int) -> Job:
             async def warm(due_ns: int | None) -> None:
                 text = text_of_length(self._warmup_texts[number % len(self._warmup_texts)], num_chars)
-                request = GenerationRequest(
-                    request_id=f"warmup/{number}:{cell.arm.label}",
-                    arm=cell.arm,
-                    messages=(Message("user", text),),
-                    max_new_tokens=min(workload.max_new_tokens, WARMUP_MAX_NEW_TOKENS),
-                    sampling=Sampling(workload.temperature, workload.top_p, workload.top_k),
-                    seed=request_seed(workload.seed, f"warmup/{number}", 0, 0),
-                    reasoning=workload.reasoning,
-                )
+                request = warmup_request(cell, number, text)
                 try:
                     await self._backend.generate(request)
                 except RequestError as error:

@@ -36,8 +36,13 @@ def read_named(spec: DatasetSpec, path: Path) -> Fetched:
 
 
 def read_published(spec: DatasetSpec, path: Path) -> Fetched:
-    """The rows of a file that `find_published` found."""
+    """The rows of a file that `find_published` found.
+
+    Raises:
+        UsageError: it cannot be read, or is the published file of another data set under this one's name.
+    """
     digest, name = _digest(path), name_of(path)
+    _refuse_other_set(spec, path, digest)
     source = f"file {name} of {FILES_VARIABLE}"
     return Fetched(iter_rows(path), source, f"sha256:{digest}", find_doubt(spec, digest, name))
 

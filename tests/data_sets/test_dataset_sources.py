@@ -21,7 +21,7 @@ from dflash import reachability
 from dflash.datasets.catalogue import CATALOGUE
 from dflash.datasets.download import NoSpaceError
 from dflash.datasets.files import format_rows
-from dflash.datasets.published import read_named
+from dflash.datasets.published import read_named, read_published
 from dflash.datasets.sources import WHEELS, Fetched, fetch_rows, find_published
 from dflash.datasets.spec import DatasetSpec, HubSource, PublishedFile
 from dflash.errors import UnavailableError, UsageError
@@ -188,6 +188,15 @@ class TestNamed:
             read_named(CATALOGUE["math500"], path)
         assert read_named(SPEC, path).doubt is None
         assert list(read_named(replace(SPEC, name="custom"), path).rows) == ROWS
+
+    def test_the_file_of_another_set_under_the_name_of_one_without_digest(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(CATALOGUE, "gsm8k", SPEC)
+        path = write(folder / "speed_bench" / "qualitative.jsonl")
+        assert find_published(CATALOGUE["speed-bench"]) == (path, None)
+        with pytest.raises(UsageError, match=r"is not the data set speed-bench: that is the file of gsm8k"):
+            read_published(CATALOGUE["speed-bench"], path)
 
     def test_a_file_that_may_not_be_read(self) -> None:
         with folder_of_bound_user() as folder:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ import dflash.execution
 import dflash.runner
 from dflash.backends.scenario import Fault, Scenario, ServerSettings
 from dflash.backends.sglang import SglangBackend
-from dflash.backends.simulated_http import simulated_server_thread
+from dflash.backends.simulated_http import simulated_server, simulated_server_thread
 from dflash.backends.vllm import VllmBackend
 from dflash.config import BenchmarkConfig
 from dflash.errors import EXIT_UNAVAILABLE, UnavailableError
 from dflash.execution import Outcome, backend_settings
-from dflash.results.records import RequestRecord
+from dflash.results.records import Arm, RequestRecord
 from dflash.results.store import Run
 from dflash.results.summary import summarise_run
 from dflash.runner import execute
@@ -214,3 +214,76 @@ def test_warm_up_texts_have_the_measured_length() -> None:
     assert text_of_length("warm", 10) == "warm\nwarm"
     assert text_of_length("a long text", 6) == "a long"
     assert text_of_length("x", 0) == "x"
+
+
+class TestServe:
+    """Servers that are started one after the other; the engine's own server is a simulated one here."""
+
+    @pytest.fixture
+    def launched(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        arms: list[str] = []
+
+        @asynccontextmanager
+        async def launch(config: BenchmarkConfig, arm: Arm, announce: Any) -> AsyncIterator[Any]:
+            if arm.name in self.failing:
+                raise UnavailableError(f"the server of {arm.label} ended", "see its log")
+            arms.append(arm.label)
+            async with simulated_server(
+                "vllm", SCENARIO, arm=arm.name, block_size=arm.block_size, time_scale=0
+            ) as server:
+                yield server
+            arms.append(f"{arm.label} stopped")
+
+        self.failing: tuple[str, ...] = ()
+        monkeypatch.setattr(dflash.execution, "launch_arm", launch)
+        return arms
+
+    def serve(self, folder: Path, **settings: Any) -> Outcome:
+        values: dict[str, Any] = {"block_sizes": (4,), "run_name": "run", "num_warmup": 0, **settings}
+        return execute(
+            BenchmarkConfig(
+                backend="vllm", serve=True, model="quickstart", output_dir=folder, quiet=True, **values
+            )
+        )
+
+    def test_each_arm_has_the_machine_for_itself(self, tmp_path: Path, launched: list[str]) -> None:
+        outcome = self.serve(tmp_path)
+        assert outcome.error is None
+        assert launched == ["baseline", "baseline stopped", "dflash B=4", "dflash B=4 stopped"]
+        assert [cell.arm.label for cell in outcome.run.info.cells] == ["baseline", "dflash B=4"]
+        assert len({cell.workload_id for cell in outcome.run.info.cells}) == 1
+        drafting = summarise_run(outcome.run).cells[1]
+        assert drafting.number("agreement") == 1.0
+        assert drafting.number("num_pairs") == 10
+
+    def test_later_turns_follow_the_baseline_that_ran_before(
+        self, tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_prompts(monkeypatch, num_prompts=3, num_turns=2)
+        run = self.serve(tmp_path).run
+        lengths = {
+            name: {(r.prompt_id, r.turn): r.num_prompt_tokens for r in of_arm(run, name)}
+            for name in ("baseline", "dflash")
+        }
+        assert lengths["baseline"] == lengths["dflash"]
+        assert len(lengths["dflash"]) == 6
+        assert not any("history=own" in note for cell in run.info.cells for note in cell.notes)
+
+    def test_an_arm_that_does_not_come_up_loses_nothing_of_the_others(
+        self, tmp_path: Path, launched: list[str]
+    ) -> None:
+        self.failing = ("dflash",)
+        outcome = self.serve(tmp_path)
+        assert isinstance(outcome.error, UnavailableError)
+        assert len(outcome.run.records) == 10
+        assert any("dflash B=4 was not served" in note for note in outcome.run.info.notes)
+        self.failing = ()
+        again = self.serve(tmp_path)
+        assert again.error is None
+        assert len(again.run.records) == 20
+
+    def test_nothing_is_left_where_nothing_was_measured(self, tmp_path: Path, launched: list[str]) -> None:
+        self.failing = ("baseline",)
+        with pytest.raises(UnavailableError, match="the server of baseline ended"):
+            self.serve(tmp_path)
+        assert not (tmp_path / "run").exists()

@@ -73,26 +73,16 @@ class ChatStreamRecord:
         return "".join(self.text_pieces)
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """One chunk that carries a token."""
-
-    arrival_ns: int
-    piece: str
-    num_ids: int
-    usage_before: int  # cumulative output tokens up to the last chunk that told them, and up to this one
-    usage_after: int | None
-
-    @property
-    def num_tokens_by_usage(self) -> int | None:
-        return None if self.usage_after is None else self.usage_after - self.usage_before
-
-
 class ChatStreamReader:
     """Takes the chunks of one stream in order; `record` is what they come to."""
 
     def __init__(self) -> None:
-        self._chunks: list[_Chunk] = []
+        # Of the chunks that carry a token. Lists of plain values: an object per chunk would bring garbage collections
+        # into the middle of other streams.
+        self._arrivals_ns: list[int] = []
+        self._pieces: list[str] = []
+        self._num_ids: list[int] = []
+        self._usages: list[int | None] = []  # cumulative output tokens up to each, where it tells them
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._ids: list[int] = []
@@ -157,19 +147,22 @@ class ChatStreamReader:
         if num_output_tokens is None:
             raise RequestError("no_usage", "the server's usage does not count the output tokens")
         self._check_counts(num_output_tokens)
-        chunks = self._chunks_up_to(num_output_tokens, self._last_ns)
-        sizes = [chunk.num_ids if self._ids else chunk.num_tokens_by_usage for chunk in chunks]
+        arrivals_ns, pieces, sizes = list(self._arrivals_ns), list(self._pieces), self._chunk_sizes()
+        if self._ends_without_text(num_output_tokens):
+            arrivals_ns.append(self._last_ns)
+            pieces.append("")
+            sizes.append(num_output_tokens - self._usage_so_far)
         known = [size for size in sizes if size is not None]
         return ChatStreamRecord(
-            first_ns=chunks[0].arrival_ns if chunks else None,
+            first_ns=arrivals_ns[0] if arrivals_ns else None,
             last_ns=self._last_ns,
             finish_reason=finish_reason,
             num_prompt_tokens=_count(self._usage.get("prompt_tokens")),
             num_output_tokens=num_output_tokens,
             num_first_chunk_tokens=sizes[0] if sizes else 0,
-            chunk_arrivals_ns=tuple(chunk.arrival_ns for chunk in chunks),
+            chunk_arrivals_ns=tuple(arrivals_ns),
             chunk_num_tokens=tuple(known) if len(known) == len(sizes) else None,
-            text_pieces=tuple(chunk.piece for chunk in chunks),
+            text_pieces=tuple(pieces),
             text="".join(self._text),
             reasoning="".join(self._reasoning),
             output_ids=tuple(self._ids) or self._whole_ids,
@@ -224,7 +217,10 @@ class ChatStreamReader:
         if has_token:
             if self._last_ns is not None:
                 raise RequestError("bad_event", "tokens came after the finish reason")
-            self._chunks.append(_Chunk(arrival_ns, piece, len(ids or ()), self._usage_so_far, usage_after))
+            self._arrivals_ns.append(arrival_ns)
+            self._pieces.append(piece)
+            self._num_ids.append(len(ids or ()))
+            self._usages.append(usage_after)
             if usage_after is not None:
                 self._usage_so_far = usage_after
             self._text.append(text)
@@ -239,15 +235,24 @@ class ChatStreamReader:
             self._stop_reason = stop_reason if isinstance(stop_reason, int | str) else None
         return has_token
 
-    def _chunks_up_to(self, num_output_tokens: int, last_ns: int) -> list[_Chunk]:
-        """The chunks that carry a token, the last one among them where it brought a token without text.
+    def _ends_without_text(self, num_output_tokens: int) -> bool:
+        """Whether the last chunk brought a token without text, and so is not among those that carry one.
 
         That is known from cumulative usage (a stop token has no text), or where no other chunk carries a token.
         """
-        is_counted = not self._ids and all(chunk.usage_after is not None for chunk in self._chunks)
-        if num_output_tokens == self._usage_so_far or not is_counted:
-            return self._chunks
-        return [*self._chunks, _Chunk(last_ns, "", 0, self._usage_so_far, num_output_tokens)]
+        is_counted = not self._ids and None not in self._usages
+        return is_counted and num_output_tokens != self._usage_so_far
+
+    def _chunk_sizes(self) -> list[int | None]:
+        """Tokens of each chunk: its ids, else what it adds to the cumulative usage before it."""
+        if self._ids:
+            return list(self._num_ids)
+        sizes: list[int | None] = []
+        before = 0
+        for total in self._usages:
+            sizes.append(None if total is None else total - before)
+            before = before if total is None else total
+        return sizes
 
     def _check_counts(self, num_output_tokens: int) -> None:
         ids = self._ids or self._whole_ids
@@ -256,8 +261,8 @@ class ChatStreamReader:
                 "wrong_usage",
                 f"the usage counts {num_output_tokens} output tokens, {len(ids)} token ids came",
             )
-        counted = self._chunks[-1].usage_after if self._chunks and self._finish_has_token else None
-        if num_output_tokens < max(self._usage_so_far, bool(self._chunks)) or counted not in (
+        counted = self._usages[-1] if self._usages and self._finish_has_token else None
+        if num_output_tokens < max(self._usage_so_far, bool(self._usages)) or counted not in (
             None,
             num_output_tokens,
         ):
@@ -286,7 +291,7 @@ class ChatStreamReader:
         return _mapping((self._usage or {}).get(name) or {}, name)
 
     def _so_far(self) -> str:
-        return f", after {len(self._chunks)} chunks"
+        return f", after {len(self._usages)} chunks"
 
 
 def vllm_speculation(metrics: Mapping[str, Any]) -> SpeculationCounts | None:

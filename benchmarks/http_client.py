@@ -4,7 +4,7 @@ Sections, each against servers in processes of their own:
   exact   every count of every request equals the server's log, both protocols, all routes, with and without drafts
           (else exit 1);
   times   how much later than the server's own send stamp a chunk is stamped: at a concurrency of 64 and 256 with
-          streams that are not in step, and with 64 in step; half of the client's ceiling or less;
+          streams that are not in step, and with 64 in step; at a quarter of the client's ceiling;
   ceiling streamed chunks per second on one core, and per CPU-second, as fast as the server can: the whole path,
           backend and closed loop included;
   peers   the same of other clients, in environments of their own (see http_client_peers.py);
@@ -21,27 +21,29 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
-import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from dflash.backends import create_backend
-from dflash.backends.base import BackendSettings, Endpoint, Generation, GenerationRequest, Message
-from dflash.load import Job, Load, LoopLag, run_load
-from dflash.results.records import Arm
+from http_client_processes import (
+    TOKENS,
+    Task,
+    in_process,
+    read_json,
+    run_client,
+    running_server,
+    speed_scenario,
+    spread,
+)
+
+from dflash.backends.base import Generation
+from dflash.load import LoopLag
 
 EXACT_CASES = (
     ("vllm", "chat", "baseline"),
@@ -65,44 +67,29 @@ SAME_NAMES = (  # in a generation and in the server's log
     "step_num_accepted",
 )
 DRAFT_NAMES = ("num_verify_steps", "num_draft_tokens", "num_accepted_tokens")
-TOKENS = 128  # of an answer, where speed is measured
-SERVER_CORE, CLIENT_CORE = 0, 1
-WAYS_TO_MEASURE_MEMORY = (10_000, 100_000)
+MEMORY_MARKS = (1_000, 10_000, 100_000)  # requests
+TIME_CASES: dict[str, dict[str, Any]] = {
+    "64": {"concurrency": 64},
+    "64, nothing frozen": {"concurrency": 64, "freeze": False},
+    "256": {"concurrency": 256},
+    "64 in step": {"concurrency": 64, "in_step": True},
+}
 NS_PER_MS = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a client process does."""
-
-    url: str
-    protocol: str
-    route: str
-    concurrency: int
-    num_requests: int
-    max_new_tokens: int
-    arm: str = "baseline"
-    keep: bool = False  # the generations, not only their number
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What it found; CPU times are user and system time of the client's process."""
-
-    generations: list[Generation]
-    num_chunks: int
-    wall_s: float
-    cpu_s: float  # of the load alone
-    lag_p99_ns: int | None
-    lag_max_ns: int | None
 
 
 def main() -> int:
     options = parse_options()
-    sections, results = options.sections.split(","), {}  # type: tuple[list[str], dict[str, Any]]
-    for name in ("exact", "ceiling", "times", "peers", "memory"):
-        if name in sections:
-            results[name] = globals()[f"measure_{name}"](options, results)
+    sections: dict[str, Callable[[argparse.Namespace, dict[str, Any]], dict[str, Any]]] = {
+        "exact": measure_exact,
+        "ceiling": measure_ceiling,
+        "times": measure_times,
+        "peers": measure_peers,
+        "memory": measure_memory,
+    }
+    results: dict[str, Any] = {}
+    for name, measure in sections.items():
+        if name in options.sections.split(","):
+            results[name] = measure(options, results)
     print(json.dumps(results))
     return 1 if results.get("exact", {}).get("num_wrong") else 0
 
@@ -115,8 +102,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=1024, help="of a measurement of speed")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a measurement of times, about")
-    parser.add_argument("--chunk-rate", type=float, help="chunks a second of it (default: half the ceiling)")
-    parser.add_argument("--memory-requests", type=int, default=WAYS_TO_MEASURE_MEMORY[-1])
+    parser.add_argument(
+        "--chunk-rate", type=float, help="chunks a second of it (default: a quarter of the ceiling)"
+    )
+    parser.add_argument("--memory-requests", type=int, default=MEMORY_MARKS[-1])
     parser.add_argument(
         "--peer-rates", default="0,4000", help="chunks a second; 0: as many as the server can"
     )
@@ -191,24 +180,21 @@ def measure_ceiling(options: argparse.Namespace, results: dict[str, Any]) -> dic
     return {"chunks_per_s": per_second, "chunks_per_cpu_s": per_cpu_second, "server_cpu_share": shares}
 
 
-def speed_scenario(**values: Any) -> dict[str, Any]:
-    server = {"max_running_requests": 1024, "log_requests": 1_000_000, "prefix_cache": False}
-    return {"output_tokens": [TOKENS, TOKENS], "server": server, **values}
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    return " / ".join(form.format(value) for value in (min(values), statistics.median(values), max(values)))
-
-
 # --- times ---------------------------------------------------------------------------------------------------------
 
 
 def measure_times(options: argparse.Namespace, results: dict[str, Any]) -> dict[str, Any]:
     ceiling = results.get("ceiling", {}).get("chunks_per_s")
-    rate = options.chunk_rate or (min(ceiling) / 2 if ceiling else 2000.0)
+    # Flat out, a packet brings several chunks; one chunk in a packet costs more than twice as much.
+    rate = options.chunk_rate or (min(ceiling) / 4 if ceiling else 2000.0)
     found: dict[str, Any] = {"chunks_per_s_aimed": rate}
-    for name, concurrency, jitter in (("64", 64, 0.5), ("256", 256, 0.5), ("64 in step", 64, 0.0)):
-        runs = [time_streams(concurrency, jitter, rate, options.seconds) for _ in range(options.repeats)]
+    found["idle loop"] = [in_process(idle_lag_ms) for _ in range(options.repeats)]
+    for key in found["idle loop"][0]:
+        print(
+            f"times    lag of an idle loop, {key}, ms: {spread([run[key] for run in found['idle loop']], '{:.2f}')}"
+        )
+    for name, case in TIME_CASES.items():
+        runs = [time_streams(rate, options.seconds, **case) for _ in range(options.repeats)]
         found[name] = runs
         print(
             f"times    {name}, {statistics.median(run['chunks_per_s'] for run in runs):,.0f} chunks per second"
@@ -222,13 +208,32 @@ def measure_times(options: argparse.Namespace, results: dict[str, Any]) -> dict[
     return found
 
 
-def time_streams(concurrency: int, jitter: float, rate: float, seconds: float) -> dict[str, Any]:
+def idle_lag_ms(seconds: float = 3.0) -> dict[str, float]:
+    """What this machine does to an event loop that does nothing."""
+
+    async def idle() -> LoopLag:
+        async with LoopLag() as lag:
+            await asyncio.sleep(seconds)
+        return lag
+
+    lag = asyncio.run(idle())
+    return {"p99": (lag.percentile_ns(99) or 0) / NS_PER_MS, "max": (lag.max_ns or 0) / NS_PER_MS}
+
+
+def time_streams(
+    rate: float, seconds: float, *, concurrency: int, in_step: bool = False, freeze: bool = True
+) -> dict[str, Any]:
     """Lateness of the client's stamps against the server's, in ms: percentiles of all chunks."""
     gap_ms = 1000 * concurrency / rate
+    jitter = (
+        0.0 if in_step else 0.5
+    )  # a step takes half of its mean to one and a half: streams drift apart at once
     scenario = speed_scenario(jitter=jitter, baseline_step_ms=gap_ms, prefill_ms=max(4 * gap_ms, 100.0))
     num_requests = concurrency * max(1, round(seconds * 1000 / gap_ms / TOKENS))
-    with running_server("vllm", scenario, time_scale=1) as url:
-        done = run_client(Task(url, "vllm", "chat", concurrency, num_requests, TOKENS, keep=True))
+    with running_server("vllm", scenario, time_scale=1, in_step_ms=gap_ms if in_step else None) as url:
+        done = run_client(
+            Task(url, "vllm", "chat", concurrency, num_requests, TOKENS, keep=True, freeze=freeze)
+        )
         log = {entry["num_prompt_tokens"]: entry for entry in read_json(url, "/simulated/log")["requests"]}
     chunk_ms, first_ms, gap_error_ms = [], [], []
     for generation in done.generations:
@@ -290,7 +295,7 @@ def run_benchmark_in_folder(url: str, num_requests: int) -> dict[str, float]:
 
         def add(self, record: RequestRecord) -> None:
             self.num_seen += 1
-            if self.num_seen in (1000, *WAYS_TO_MEASURE_MEMORY, num_requests):
+            if self.num_seen in (*MEMORY_MARKS, num_requests):
                 found[f"MB at {self.num_seen}"] = resident_mb()
 
     with tempfile.TemporaryDirectory() as folder:
@@ -318,107 +323,6 @@ def run_benchmark_in_folder(url: str, num_requests: int) -> dict[str, float]:
 def resident_mb() -> float:
     num_pages = int(Path("/proc/self/statm").read_text().split()[1])
     return num_pages * resource.getpagesize() / 1e6
-
-
-# --- processes -----------------------------------------------------------------------------------------------------
-
-
-def run_client(task: Task) -> Done:
-    """Do it in a process of its own."""
-    done: Done = in_process(_do_task, task)
-    return done
-
-
-def in_process(work: Any, *arguments: Any) -> Any:
-    """What `work` returns in a fresh process on the client's core."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work_and_send, args=(theirs, work, *arguments))
-    process.start()
-    theirs.close()
-    try:
-        return ours.recv()
-    finally:
-        process.join()
-
-
-def _work_and_send(connection: Connection, work: Any, *arguments: Any) -> None:
-    pin(CLIENT_CORE)
-    connection.send(work(*arguments))
-
-
-def pin(core: int) -> None:
-    if hasattr(os, "sched_setaffinity") and (os.cpu_count() or 1) > 1:
-        os.sched_setaffinity(0, {core})
-
-
-def _do_task(task: Task) -> Done:
-    return asyncio.run(_drive(task))
-
-
-async def _drive(task: Task) -> Done:
-    settings = BackendSettings(
-        endpoints=(Endpoint(task.url, task.arm),), max_concurrency=task.concurrency, route=task.route
-    )
-    backend = create_backend(task.protocol, settings)
-    arm = (await backend.open((Arm(task.arm),))).arms[0]
-    generations: list[Generation] = []
-    num_chunks = 0
-
-    def job(number: int) -> Job:
-        request = GenerationRequest(
-            request_id=str(number),
-            arm=arm,
-            messages=(Message("user", "word " * (8 + number)),),
-            max_new_tokens=task.max_new_tokens,
-        )
-
-        async def ask(due_ns: int | None) -> None:
-            nonlocal num_chunks
-            generation = await backend.generate(request)
-            num_chunks += len(generation.chunk_num_tokens)
-            if task.keep:
-                generations.append(generation)
-
-        return ask
-
-    try:
-        read_json(task.url, "/simulated/reset", method="POST")  # what opening asked is no part of the log
-        jobs = [job(number) for number in range(task.num_requests)]
-        cpu_s, wall_s = time.process_time(), time.perf_counter()
-        async with LoopLag() as lag:
-            await run_load(Load(task.concurrency), jobs)
-        cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-    finally:
-        await backend.aclose()
-    return Done(generations, num_chunks, wall_s, cpu_s, lag.percentile_ns(99), lag.max_ns)
-
-
-@contextmanager
-def running_server(
-    protocol: str, scenario: dict[str, Any], *, arm: str = "baseline", time_scale: float
-) -> Iterator[str]:
-    """A simulated server in a process of its own, on its core; gives its address."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "scenario.json"
-        script.write_text(json.dumps(scenario))
-        command = [sys.executable, "-m", "dflash.backends.simulated", "--protocol", protocol, "--arm", arm]
-        command += ["--script", str(script), "--time-scale", str(time_scale)]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: pin(SERVER_CORE)
-        ) as process:
-            assert process.stdout is not None
-            try:
-                yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-            finally:
-                process.terminate()
-
-
-def read_json(url: str, path: str, method: str = "GET") -> dict[str, Any]:
-    request = urllib.request.Request(url + path, method=method)
-    with urllib.request.urlopen(request) as response:
-        document: dict[str, Any] = json.load(response)
-    return document
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from http_client import (
+from http_client_processes import (
     CLIENT_CORE,
     TOKENS,
     Task,

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import orjson
 
 from dflash.errors import UsageError
+from dflash.results.format_history import upgrade
 from dflash.results.records import FORMAT_VERSION, RequestRecord, RunInfo
 
 Record = TypeVar("Record")
@@ -24,12 +25,11 @@ _ALWAYS_WRITTEN = {RequestRecord: ("finish_reason",)}
 
 def encode_line(record: Any) -> bytes:
     """One record as one JSON line, newline included."""
-    always = _ALWAYS_WRITTEN.get(type(record), ())
-    values = {
-        item.name: getattr(record, item.name)
-        for item in fields(record)
-        if item.default is MISSING or item.name in always or getattr(record, item.name) != item.default
-    }
+    values = {}
+    for name, default in _written_fields(type(record)):
+        value = getattr(record, name)
+        if value is not default and value != default:
+            values[name] = value
     return _dumps(values, orjson.OPT_APPEND_NEWLINE)
 
 
@@ -62,9 +62,7 @@ def decode_info(content: bytes, name: str) -> RunInfo:
                 f"run {name!r} has format {version}, and this release reads up to {FORMAT_VERSION}",
                 "use a newer dflash",
             )
-        if version != FORMAT_VERSION:
-            raise ValueError(f"format_version is {version!r}")
-        return _decode_object(values, RunInfo)
+        return _decode_object(upgrade(values, version), RunInfo)
     except UsageError:
         raise
     except ValueError as error:
@@ -130,6 +128,13 @@ def _decode_value(value: Any, hint: Any, name: str) -> Any:
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     raise ValueError(f"field {name!r} is {value!r}"[:200])
+
+
+@cache
+def _written_fields(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """Names, each with the value that is left out: `MISSING` where every value is written."""
+    always = _ALWAYS_WRITTEN.get(kind, ())
+    return tuple((item.name, MISSING if item.name in always else item.default) for item in fields(kind))
 
 
 @cache

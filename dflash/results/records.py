@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # older ones are read too, see `format_history.py`
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 # Of a server's counters: read until they stood still; still moving; begun anew in between; not there; not to be had.
 CountersState = Literal["settled", "unsettled", "reset", "missing", "unreadable"]
 # Of a server's prefix cache before a window: emptied; there is none; not known.
 PrefixCacheState = Literal["reset", "off", "unknown"]
-CellStatus = Literal["planned", "running", "completed", "failed", "interrupted"]
+# Beside how a cell ended: never begun, as the time budget was used up; given up for one of another identity.
+CellStatus = Literal["planned", "running", "completed", "failed", "interrupted", "not_run", "retired"]
 BASELINE = "baseline"
 
 
@@ -33,6 +34,10 @@ class RequestRecord:
     segment: int = 0  # index into Run.segments: the process whose clock the stamps belong to
     order: int = 0  # place among the arms that ran back to back for this prompt
     block: int = 0  # of a server: which of its cell's stretches of load, see `WindowRecord`
+    round: int = 0  # which of `--repeats`: every cell is run once in each
+    launch: int | None = (
+        None  # of a server that the run started: number of the start among those of its segment
+    )
     num_retries: int = 0  # refusals by the server before it took the request
 
     due_ns: int | None = None  # when the load pattern wanted it sent
@@ -221,6 +226,13 @@ class Cell:
     weights_bytes: int | None = None  # of the models that this arm uses
     on_server: bool = False  # its requests stand alone; in process, a prompt is run in all arms or again
     notes: tuple[str, ...] = ()  # facts that a reader of the numbers must know
+    num_requests: int | None = None  # planned: prompts, turns and repeats; None: not known (runs of format 1)
+    is_timed: bool = True  # False: processes shared a device, so no time of its requests was kept
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether another cell has taken its place: it is paired and averaged with nothing."""
+        return self.status == "retired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +258,7 @@ class Segment:
     clock_origin_ns: int  # the monotonic clock at that moment
     argv: tuple[str, ...] = ()
     wall_ns: int | None = None  # busy time of the segment; None while it runs
+    rank: int = 0  # of the process, where several made the run together
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ no bit of it changes unseen. Whatever stands in the folder's place is looked at,
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +22,7 @@ MANIFEST_FORMAT = 1
 FACTS_DIGEST = "facts_sha256"  # in the manifest: the digest of the rest of it
 _BLOCK_BYTES = 1 << 20
 _SHA256_DIGITS = 64
-_LOOKS, _BETWEEN_LOOKS_S = 5, 0.02
+_LOOKS, _BETWEEN_LOOKS_S = 50, 0.02
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
@@ -113,12 +114,28 @@ def _settled(
 ) -> tuple[dict[str, Any] | None, str]:
     """What `look` finds. Between the two renames of a replacement there is no folder: then it looks again."""
     for _ in range(_LOOKS):
-        before = _identity(folder)
-        manifest, fault = look()
-        if not fault or (_identity(folder) == before and not _is_on_its_way_out(folder, before)):
+        with _held(folder) as before:
+            manifest, fault = look()
+            is_same = _identity(folder) == before
+        if not fault or (is_same and not _is_on_its_way_out(folder, before)):
             break
         time.sleep(_BETWEEN_LOOKS_S)
     return manifest, fault
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[tuple[int, int] | None]:
+    """The identity of the folder that stands there now, held open: meanwhile no other one can be given it."""
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # nothing there, no folder, or one that may not be listed
+        yield _identity(folder)
+        return
+    try:
+        status = os.fstat(file)
+        yield status.st_dev, status.st_ino
+    finally:
+        os.close(file)
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

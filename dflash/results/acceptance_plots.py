@@ -39,7 +39,7 @@ def draw_histograms(summary: RunSummary) -> Figure | None:
         known = histogram_of(cell)
         assert known is not None
         _, histogram = known
-        _draw_histogram(axes, cell, histogram, colours[cell.cell.arm.label])
+        _draw_histogram(axes, cell, histogram, colours[cell.label])
         title_panel(axes, plot_style.series_label(summary, cell))
     label_first_column(panels, "% of steps")
     return figure
@@ -106,7 +106,7 @@ def _draw_curves(axes: Axes, summary: RunSummary, group: Group, metric: str, das
         axes.plot(
             [i for i, _ in points],
             [100 * rate for _, rate in points],
-            color=colours[cell.cell.arm.label],
+            color=colours[cell.label],
             linestyle=dash,
             marker="o",
             markersize=3.8,
@@ -130,7 +130,7 @@ def _position_legend(summary: RunSummary, groups: Sequence[Group]) -> list[Line2
     from matplotlib.lines import Line2D
 
     colours = plot_style.arm_colours(summary)
-    labels = dict.fromkeys(cell.cell.arm.label for group in groups for cell in _curves(group))
+    labels = dict.fromkeys(cell.label for group in groups for cell in _curves(group))
     arms = [
         Line2D([], [], color=colours[label], marker="o", label=plot_style.wrapped(label)) for label in labels
     ]

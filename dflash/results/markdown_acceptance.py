@@ -38,7 +38,7 @@ def acceptance(group: Group) -> list[str]:
     ]
     rows = [
         [
-            escape(cell.cell.arm.label),
+            escape(cell.label),
             format_with_bounds(cell.interval("acceptance_length")),
             format_number(cell.number("acceptance_length_request_mean")),
             format_with_bounds(cell.interval("acceptance_length_untrimmed")),
@@ -82,7 +82,7 @@ def _histogram_table(cells: Sequence[CellSummary]) -> str:
         total = sum(count or 0 for count in histogram)
         shares = [format_percent((count or 0) / total) for count in histogram]
         form = "delivered" if name == "acceptance_histogram" else "untrimmed"
-        rows.append([escape(cell.cell.arm.label), form, f"{total:,.0f}", *_filled(shares, width)])
+        rows.append([escape(cell.label), form, f"{total:,.0f}", *_filled(shares, width)])
     return table(["arm", "form", "steps", *(str(k) for k in range(1, width + 1))], rows, num_left=2)
 
 
@@ -96,7 +96,7 @@ def _position_table(cells: Sequence[CellSummary]) -> str:
             f"{format_percent(first)} / {format_percent(second)}"
             for first, second in zip(joint, conditional, strict=True)
         ]
-        rows.append([escape(cell.cell.arm.label), *_filled(shown, width)])
+        rows.append([escape(cell.label), *_filled(shown, width)])
     return table(["arm", *(f"position {i}" for i in range(1, width + 1))], rows)
 
 
@@ -107,7 +107,7 @@ def agreement(group: Group) -> list[str]:
         return [NO_DRAFTING_ARM]
     lines, rows = [], []
     for cell in cells:
-        label = escape(cell.cell.arm.label)
+        label = escape(cell.label)
         value = cell.interval("agreement")
         if value is None:
             lines.append(
@@ -164,7 +164,7 @@ def _text_differences(cells: Sequence[CellSummary]) -> list[str]:
     """Where texts first differ, of outputs without ids on either side."""
     rows = [
         [
-            escape(cell.cell.arm.label),
+            escape(cell.label),
             escape(difference.prompt_id),
             str(difference.turn),
             str(difference.repeat),

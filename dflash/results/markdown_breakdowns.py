@@ -50,7 +50,7 @@ def prompt_lengths(group: Group) -> list[str]:
         else [f"The prompts are all in one bucket: {min(known)} tokens."]
     )
     unknown = [
-        f"**{escape(cell.cell.arm.label)}**: completed requests in no bucket, as their prompt length is not known: "
+        f"**{escape(cell.label)}**: completed requests in no bucket, as their prompt length is not known: "
         f"{cell.breakdowns.num_unknown_lengths}."
         for cell in _shown_cells(group)
         if cell.breakdowns.num_unknown_lengths
@@ -78,7 +78,7 @@ def _rows(group: Group, parts_of: PartsOf, order: Callable[[str], Any]) -> list[
 def _row(cell: CellSummary, part: PartSummary) -> list[str]:
     return [
         escape(part.name),
-        escape(cell.cell.arm.label),
+        escape(cell.label),
         str(part.num_completed),
         format_speedup(part.interval("speedup")),
         format_rate(part.number("decode_tok_s")),

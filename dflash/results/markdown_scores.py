@@ -51,7 +51,7 @@ def _dataset(groups: Sequence[Group]) -> list[str]:
 def _row(cell: CellSummary) -> list[str]:
     right, scored = _count(cell, "num_right"), _count(cell, "num_scored")
     return [
-        escape(cell.cell.arm.label),
+        escape(cell.label),
         escape(cell.cell.backend),
         str(cell.cell.workload.concurrency),
         format_agreement(cell.interval("task_score")),
@@ -73,7 +73,7 @@ def _row(cell: CellSummary) -> list[str]:
 def _unchanged(cells: Sequence[CellSummary]) -> list[str]:
     """Arms in which no prompt turned from right to wrong or back: the test has nothing to go by."""
     labels = [
-        f"**{escape(cell.cell.arm.label)}**"
+        f"**{escape(cell.label)}**"
         for cell in cells
         if cell.number("task_score_only_baseline") == 0 and cell.number("task_score_only_arm") == 0
     ]
@@ -87,7 +87,7 @@ def _missing(cells: Sequence[CellSummary]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     lines = []
     for cell in cells:
-        label = f"**{escape(cell.cell.arm.label)}**"
+        label = f"**{escape(cell.label)}**"
         if cell.why_no_task_score is not None:
             reasons.setdefault(cell.why_no_task_score, []).append(label)
         elif cell.unscored:

@@ -52,11 +52,11 @@ def speed(group: Group) -> list[str]:
 def _speed_row(group: Group, cell: CellSummary) -> list[str]:
     block_size = cell.cell.arm.block_size
     is_baseline = cell.cell.arm.is_baseline
-    baseline = next((other for other in group.cells if other.cell.cell_id == cell.baseline_cell_id), None)
-    mark = f"{FASTEST_MARK} " if cell.cell.cell_id == group.fastest_cell_id else ""
+    baseline = group.baseline_of(cell)
+    mark = f"{FASTEST_MARK} " if group.is_fastest(cell) else ""
     paired = "reference" if is_baseline else UNKNOWN
     return [
-        f"{mark}**{escape(cell.cell.arm.label)}**",
+        f"{mark}**{escape(cell.label)}**",
         "-" if is_baseline else format_count(block_size),
         "-" if is_baseline else format_count(None if block_size is None else block_size - 1),
         paired if cell.interval("speedup") is None else format_speedup(cell.interval("speedup")),
@@ -85,7 +85,7 @@ def _ttft(cell: CellSummary) -> str:
 def _speed_notes(group: Group) -> list[str]:
     lines = []
     for cell in group.cells:
-        label = f"**{escape(cell.cell.arm.label)}**"
+        label = f"**{escape(cell.label)}**"
         if cell.why_no_speed is not None:
             lines.append(f"{label}: no decode speed, because {escape(cell.why_no_speed)}.")
         if cell.cell.arm.is_baseline:
@@ -136,7 +136,7 @@ def output_lengths(group: Group) -> list[str]:
         ]
         rows.append(
             [
-                escape(cell.cell.arm.label),
+                escape(cell.label),
                 format_number(cell.number("output_tokens_mean"), 1),
                 format_count(min(lengths, default=None)),
                 format_number(percentile(lengths, 50), 1),
@@ -175,7 +175,7 @@ def step_time(group: Group) -> list[str]:
         tails = [
             cell.number(f"{name}_p{percent}") for name in ("ttft_s", "tpot_s") for percent in (50, 90, 99)
         ]
-        row = [escape(cell.cell.arm.label), *map(format_ms, (step, draft, verify, rest, *tails))]
+        row = [escape(cell.label), *map(format_ms, (step, draft, verify, rest, *tails))]
         row[5] = f"{row[5]} {format_cache_mark(cell.cache_mark, cell.number('cached_prompt_share'))}".strip()
         rows.append(row)
     words = Explanation("Draft and verify are per step; rest is what the loop itself costs.")
@@ -188,7 +188,7 @@ def memory(group: Group) -> list[str]:
         return ["Memory was not measured."]
     rows = [
         [
-            escape(cell.cell.arm.label),
+            escape(cell.label),
             format_mib(cell.number("peak_memory_bytes")),
             format_mib(cell.cell.weights_bytes),
             format_mib(cell.number("peak_memory_with_weights_bytes")),
@@ -206,13 +206,13 @@ def errors(group: Group) -> list[str]:
     if not failed:
         return ["No request failed."]
     counts = [
-        f"**{escape(cell.cell.arm.label)}**: {escape(format_counts(cell.error_kinds))}"
+        f"**{escape(cell.label)}**: {escape(format_counts(cell.error_kinds))}"
         for cell in group.cells
         if cell.error_kinds
     ]
     rows = [
         [
-            escape(cell.cell.arm.label),
+            escape(cell.label),
             escape(record.prompt_id),
             escape(record.error_kind or "unknown"),
             escape(record.error_message or UNKNOWN),

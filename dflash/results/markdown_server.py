@@ -81,7 +81,7 @@ def load(group: Group) -> list[str]:
     ]
     rows = [
         [
-            escape(cell.cell.arm.label),
+            escape(cell.label),
             str(len(cell.records)),
             str(cell.num_completed),
             str(cell.num_failed),
@@ -96,7 +96,7 @@ def load(group: Group) -> list[str]:
         for cell in group.cells
     ]
     failures = [
-        f"**{escape(cell.cell.arm.label)}**, failed by kind: {escape(format_counts(cell.error_kinds))}."
+        f"**{escape(cell.label)}**, failed by kind: {escape(format_counts(cell.error_kinds))}."
         for cell in group.cells
         if cell.error_kinds
     ]
@@ -131,7 +131,7 @@ def throughput(group: Group, slo: Slo | None) -> list[str]:
     ]
     rows = [
         [
-            escape(cell.cell.arm.label),
+            escape(cell.label),
             *(
                 format_rate(cell.number(name))
                 for name in ("output_tok_s", "steady_output_tok_s", "peak_output_tok_s")
@@ -165,7 +165,7 @@ def latency(group: Group) -> list[str]:
     ]
     rows = [
         [
-            escape(cell.cell.arm.label),
+            escape(cell.label),
             _figure(title, cell),
             format_ms(cell.number(mean)),
             *(format_ms(cell.number(f"{name}_p{percent}")) for percent in (50, 90, 99)),
@@ -202,10 +202,8 @@ def concurrency(groups: Sequence[Group]) -> list[str]:
 
 
 def _concurrency_table(groups: Sequence[Group]) -> str:
-    labels = list(dict.fromkeys(cell.cell.arm.label for group in groups for cell in group.cells))
-    drafting = {
-        cell.cell.arm.label for group in groups for cell in group.cells if not cell.cell.arm.is_baseline
-    }
+    labels = list(dict.fromkeys(cell.label for group in groups for cell in group.cells))
+    drafting = {cell.label for group in groups for cell in group.cells if not cell.cell.arm.is_baseline}
     header = ["load"]
     for label in labels:
         header.append(f"{escape(label)} tok/s")
@@ -213,7 +211,7 @@ def _concurrency_table(groups: Sequence[Group]) -> str:
             header += ["speedup", "x tok/s", "accept."]
     rows = []
     for group in groups:
-        by_label = {cell.cell.arm.label: cell for cell in group.cells}
+        by_label = {cell.label: cell for cell in group.cells}
         row = [escape(load_words(group.first))]
         for label in labels:
             row += _concurrency_cells(by_label.get(label), label in drafting)
@@ -249,7 +247,7 @@ def counters(group: Group) -> list[str]:
     rows = [row for cell in drafting for row in _source_rows(cell)]
     parts: list[str] = [table(header, rows, num_left=2)] if rows else []
     positions = [
-        f"**{escape(cell.cell.arm.label)}**, share of drafts that had position 1, 2, … accepted, by counters: "
+        f"**{escape(cell.label)}**, share of drafts that had position 1, 2, … accepted, by counters: "
         f"{', '.join(map(format_percent, rates))}."
         for cell in drafting
         if (rates := cell.numbers("acceptance_rate_per_position_counters")) is not None
@@ -258,7 +256,7 @@ def counters(group: Group) -> list[str]:
         parts.append(bullets(positions))
     checked = [
         [
-            escape(cell.cell.arm.label),
+            escape(cell.label),
             UNKNOWN if cell.counts is None else VERDICT_WORDS[cell.counts.verdict],
             *(_compared(cell, name) for name in COMPARED),
         ]
@@ -269,7 +267,7 @@ def counters(group: Group) -> list[str]:
 
 
 def _source_rows(cell: CellSummary) -> list[list[str]]:
-    label = escape(cell.cell.arm.label)
+    label = escape(cell.label)
     answers = [
         format_number(cell.number(name)) for name in ("acceptance_length", "acceptance_length_untrimmed")
     ]

@@ -9,18 +9,20 @@ from typing import Any
 
 from dflash.results.formats import UNKNOWN
 from dflash.results.markdown_text import escape, table
-from dflash.results.records import Cell, DatasetInfo, RunInfo
-from dflash.results.summary import Group, RunSummary
+from dflash.results.records import DatasetInfo, RunInfo
+from dflash.results.summary import CellSummary, Group, RunSummary
 from dflash.results.titles import short_titles
 
 # Settings that need no mention at these values, beside those that are empty or off.
 ORDINARY: Mapping[str, object] = {
     "arms": ["baseline", "dflash"],
     "arrivals": "poisson",
+    "cooldown_s": 0.0,
     "max_error_rate": 0.0,
     "output_dir": "reports",
     "reasoning": "off",
     "repeats": 1,
+    "resume": True,
     "route": "chat",
     "save_outputs": True,
     "seed": 0,
@@ -109,10 +111,10 @@ def _workloads(groups: Sequence[Group]) -> list[str]:
 
 def _arms(groups: Sequence[Group]) -> list[str]:
     """Every arm once, then its cells."""
-    cells = [(title, cell.cell) for title, group in short_titles(groups) for cell in group.cells]
+    cells = [(title, cell) for title, group in short_titles(groups) for cell in group.cells]
     if not cells:
         return []
-    arms = dict.fromkeys(cell.arm for _, cell in cells)
+    arms = dict.fromkeys(cell.cell.arm for _, cell in cells)
     rows = [
         [
             escape(_shown(value))
@@ -136,9 +138,10 @@ def _arms(groups: Sequence[Group]) -> list[str]:
     ]
 
 
-def _cells(cells: Sequence[tuple[str, Cell]], is_alone: bool) -> tuple[list[str], list[list[str]]]:
+def _cells(cells: Sequence[tuple[str, CellSummary]], is_alone: bool) -> tuple[list[str], list[list[str]]]:
     rows = [
-        [escape(title), escape(cell.arm.label), escape(cell.cell_id), cell.status] for title, cell in cells
+        [escape(title), escape(cell.label), escape(cell.cell.cell_id), cell.cell.status]
+        for title, cell in cells
     ]
     header = ["workload", "arm", "cell", "status"]
     return (header[1:], [row[1:] for row in rows]) if is_alone else (header, rows)

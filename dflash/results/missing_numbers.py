@@ -27,10 +27,16 @@ def why_no_speed(cell: Cell, records: Sequence[RequestRecord]) -> str:
     return "token counts or time stamps were not measured"
 
 
-def why_no_speedup(cell: Cell, pairing: Pairing | None) -> str:
-    """Why speedup is None."""
+def why_no_speedup(cell: Cell, pairing: Pairing | None, refused: str = "") -> str:
+    """Why speedup is None.
+
+    Args:
+        refused: of the baseline of another run: why it is not compared.
+    """
     if cell.arm.is_baseline:
         return "this is the baseline"
+    if pairing is None and refused:
+        return f"no baseline arm in its run, and {refused}"
     if pairing is None:
         add = "--baseline-url" if cell.on_server else f"--arms baseline,{cell.arm.name}"
         return f"no baseline arm in this run; add it with {add}"
@@ -40,13 +46,17 @@ def why_no_speedup(cell: Cell, pairing: Pairing | None) -> str:
     return f"no request completed in both arms with a decode token in each ({reasons or 'no requests'})"
 
 
-def why_no_agreement(cell: Cell, pairing: Pairing | None) -> str:
-    """Why agreement is None."""
+def why_no_agreement(cell: Cell, pairing: Pairing | None, no_speedup: str) -> str:
+    """Why agreement is None.
+
+    Args:
+        no_speedup: what would be said of the speedup.
+    """
     if cell.workload.temperature > 0 and not cell.arm.is_baseline:
         return "outputs are sampled (temperature above 0): equality is not expected"
     if pairing is not None and pairing.completed_pairs:
         return "no output digests"
-    return why_no_speedup(cell, pairing)
+    return no_speedup
 
 
 def why_no_task_score(cell: Cell, records: Sequence[RequestRecord], outcomes: Outcomes) -> str:

@@ -1,4 +1,4 @@
-"""Outputs of two arms on servers: by what they can be compared, and where they first differ.
+"""Outputs of two arms on servers, or of two runs: by what they can be compared, and where they first differ.
 
 Not every server tells token ids. Two outputs are compared by ids where both are known, else by text, and which it
 was is counted: a digest of ids is never compared with a digest of text.
@@ -27,6 +27,10 @@ class SavedOutputs:
 
     has_ids: Mapping[OutputKey, bool] = field(default_factory=dict)
     differing: Mapping[OutputKey, OutputRecord] = field(default_factory=dict)  # in full
+
+    def joined(self, other: SavedOutputs) -> SavedOutputs:
+        """Those of two runs. Where both hold a cell, `other` counts."""
+        return SavedOutputs({**self.has_ids, **other.has_ids}, {**self.differing, **other.differing})
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,14 +85,14 @@ def arm_colours(summary: RunSummary) -> dict[str, tuple[float, float, float, flo
     """Arm label -> colour: grey for the baseline, one sequence for the others, the same in every picture."""
     import matplotlib
 
-    labels = list(dict.fromkeys(cell.cell.arm.label for cell in drafting_cells(summary)))
+    labels = list(dict.fromkeys(cell.label for cell in drafting_cells(summary)))
     colours: dict[str, tuple[float, float, float, float] | str] = {}
     for place, label in enumerate(labels):
         share = 0.5 if len(labels) == 1 else place / (len(labels) - 1)
         colours[label] = matplotlib.colormaps["viridis"](0.30 + 0.52 * share)
     for cell in summary.cells:
         if cell.cell.arm.is_baseline:
-            colours[cell.cell.arm.label] = BASELINE_COLOUR
+            colours[cell.label] = BASELINE_COLOUR
     return colours
 
 
@@ -103,7 +103,7 @@ def drafting_cells(summary: RunSummary) -> list[CellSummary]:
 
 def series_label(summary: RunSummary, cell: CellSummary) -> str:
     """Short name of a cell in a legend or a title: the arm, and the workload where there are several."""
-    label = cell.cell.arm.label
+    label = cell.label
     if len(summary.groups) < 2:
         return label
     workload = cell.cell.workload

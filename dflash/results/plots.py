@@ -99,7 +99,7 @@ def draw_categories(summary: RunSummary) -> Figure | None:
                 axes.set_xlabel(label)
         panels[row][1].set_yticklabels([])
         if len(groups) > 1:
-            panels[row][0].set_title(plot_style.wrapped(group_title(group.first), 50))
+            panels[row][0].set_title(plot_style.wrapped(group_title(group), 50))
     for axes in panels[0]:  # shared by all below, and so only once everything is drawn
         axes.set_xlim(left=0)
     legend = {handle.get_label(): handle for row in panels for handle in row[0].containers}
@@ -199,7 +199,7 @@ def _bar_figure(
     widest = max(bar.end for row in rows for _, bar in row)
     for axes, row, group in zip(panels[:, 0], rows, groups, strict=True):
         _draw_bars(axes, row, group, colours, widest)
-        axes.set_title(plot_style.wrapped(group_title(group.first), 90))
+        axes.set_title(plot_style.wrapped(group_title(group), 90))
     panels[-1, 0].set_xlabel(label)
     panels[-1, 0].set_xlim(0, widest * 1.14)
     return figure
@@ -213,13 +213,13 @@ def _draw_bars(
     widest: float,
 ) -> None:
     for place, (cell, bar) in enumerate(row):
-        axes.barh(place, bar.value, height=0.62, color=colours[cell.cell.arm.label], zorder=2)
+        axes.barh(place, bar.value, height=0.62, color=colours[cell.label], zorder=2)
         if bar.low is not None and bar.high is not None:
             error = [[max(0.0, bar.value - bar.low)], [max(0.0, bar.high - bar.value)]]
             axes.errorbar(
                 bar.value, place, xerr=error, color=plot_style.INK, capsize=3, linewidth=1.2, zorder=4
             )
-        fastest = cell.cell.cell_id == group.fastest_cell_id
+        fastest = group.is_fastest(cell)
         axes.text(
             bar.end + widest * 0.012,
             place,
@@ -231,8 +231,7 @@ def _draw_bars(
             zorder=5,
         )
     labels = [
-        (f"{FASTEST_MARK} " if cell.cell.cell_id == group.fastest_cell_id else "")
-        + plot_style.wrapped(cell.cell.arm.label)
+        (f"{FASTEST_MARK} " if group.is_fastest(cell) else "") + plot_style.wrapped(cell.label)
         for cell, _ in row
     ]
     axes.set_yticks(range(len(row)), labels)
@@ -279,8 +278,8 @@ def _draw_category_panel(
             middles,
             [interval.value for _, interval in known],
             height=thickness * 0.92,
-            color=colours[cell.cell.arm.label],
-            label=plot_style.wrapped(cell.cell.arm.label),
+            color=colours[cell.label],
+            label=plot_style.wrapped(cell.label),
             zorder=2,
         )
         for middle, (_, interval) in zip(middles, known, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dflash.results.arrivals import Arrivals, collect_arrivals
+from dflash.results.baselines import PlacedCell
 from dflash.results.goodput import Slo, slo_of
 from dflash.results.load_metrics import LoadFacts
 from dflash.results.output_comparison import OutputKey, SavedOutputs, differing_keys, read_outputs
@@ -24,7 +25,6 @@ class RunFacts:
     outcomes: Outcomes
     arrivals: Mapping[str, Arrivals]
     windows: Mapping[str, Sequence[WindowRecord]]
-    saved: SavedOutputs
     slo: Slo | None
 
     def of_load(self, cell: Cell) -> LoadFacts:
@@ -33,7 +33,7 @@ class RunFacts:
         return LoadFacts(self.arrivals[cell.cell_id], counts, self.slo)
 
 
-def read_facts(run: Run, groups: Sequence[Sequence[Cell]]) -> RunFacts:
+def read_facts(run: Run) -> RunFacts:
     """Each file is read once, and chunks and outputs one by one."""
     records: dict[str, list[RequestRecord]] = {cell.cell_id: [] for cell in run.info.cells}
     for record in run.records:
@@ -52,24 +52,30 @@ def read_facts(run: Run, groups: Sequence[Sequence[Cell]]) -> RunFacts:
         outcomes=score_run(run),
         arrivals=collect_arrivals(records, run.chunks()),
         windows=windows,
-        saved=_saved_outputs(run, groups, records, on_server),
         slo=slo_of(run.info.config),
     )
 
 
-def _saved_outputs(
+def read_saved_outputs(
     run: Run,
-    groups: Sequence[Sequence[Cell]],
-    records: Mapping[str, Sequence[RequestRecord]],
-    on_server: set[str],
+    place: int,
+    pairs: Sequence[tuple[PlacedCell, PlacedCell]],
+    facts: Sequence[RunFacts],
 ) -> SavedOutputs:
-    """In process all outputs have ids, and differences were recorded: nothing is read."""
-    if not on_server:
-        return SavedOutputs()
+    """What must be known of the outputs of one run to compare arms with their baselines.
+
+    Within one run in process all outputs have ids, and differences were recorded: nothing is read.
+
+    Args:
+        place: which of the runs it is.
+        pairs: baseline and arm, of all runs.
+        facts: of every run.
+    """
+    cell_ids: set[str] = {cell.cell_id for cell in run.info.cells if cell.on_server}
     differing: set[OutputKey] = set()
-    for cells in groups:
-        baseline = next((cell for cell in cells if cell.arm.is_baseline), None)
-        for cell in cells:
-            if baseline is not None and cell.cell_id in on_server and not cell.arm.is_baseline:
-                differing |= differing_keys(records[baseline.cell_id], records[cell.cell_id])
-    return read_outputs(run.outputs(), on_server, differing)
+    for pair in pairs:
+        if pair[1].cell.on_server or pair[0].run != pair[1].run:
+            baseline, arm = (facts[placed.run].records[placed.cell.cell_id] for placed in pair)
+            differing |= differing_keys(baseline, arm)
+            cell_ids |= {placed.cell.cell_id for placed in pair if placed.run == place}
+    return read_outputs(run.outputs(), cell_ids, differing) if cell_ids else SavedOutputs()

@@ -45,11 +45,11 @@ def _about(text: str, groups: Sequence[Group]) -> str:
     """Whole groups by their title, parts of one by their arms as well; nothing where all cells say so."""
     parts = []
     for group in groups:
-        labels = [cell.cell.arm.label for cell in group.cells if text in cell.cell.notes]
+        labels = [cell.label for cell in group.cells if text in cell.cell.notes]
         if len(labels) == len(group.cells):
-            parts.append((group_title(group.first), ""))
+            parts.append((group_title(group), ""))
         elif labels:
-            parts.append((group_title(group.first), ", ".join(labels)))
+            parts.append((group_title(group), ", ".join(labels)))
     if len(parts) == len(groups) and not any(arms for _, arms in parts):
         return ""
     if len(groups) == 1:

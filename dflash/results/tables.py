@@ -69,7 +69,7 @@ def terminal_row(cell: CellSummary, fastest: bool) -> dict[str, str]:
     is_baseline = cell.cell.arm.is_baseline
     mark = format_cache_mark(cell.cache_mark, cell.number("cached_prompt_share"))
     return {
-        "arm": f"{FASTEST_MARK if fastest else ' '} {cell.cell.arm.label}",
+        "arm": f"{FASTEST_MARK if fastest else ' '} {cell.label}",
         "speedup": "1 (reference)" if is_baseline else format_speedup(cell.interval("speedup")),
         "end_to_end": "-" if is_baseline else format_times(cell.number("e2el_speedup")),
         "decode": format_rate(cell.number("decode_tok_s")),
@@ -96,7 +96,7 @@ def finding_lines(group: Group) -> list[tuple[Finding, str]]:
     joined: dict[Finding, list[str]] = {}
     for cell in group.cells:
         for finding in cell.findings:
-            joined.setdefault(finding, []).append(cell.cell.arm.label)
+            joined.setdefault(finding, []).append(cell.label)
     lines = []
     for finding, labels in sorted(joined.items(), key=lambda item: order[item[0].severity]):
         everywhere = len(labels) == len(group.cells) > 1
@@ -125,7 +125,7 @@ def print_summary(run: Run, summary: RunSummary, stream: IO[str] | None = None) 
         console.print("This run has no cells: nothing was planned.")
     _print_lines(console, [("note", "magenta", note.words) for note in notes_of(run.info, summary)])
     for group in summary.groups:
-        console.print(Text(plain_text(group_title(group.first)), style="bold"))
+        console.print(Text(plain_text(group_title(group)), style="bold"))
         console.print(Text(plain_text(target_line(group.first)), style="dim"))
         _print_group(console, group, summary.slo)
     for words in overall(summary):
@@ -185,7 +185,7 @@ def _table_without(group: Group, left_out: Sequence[str]) -> Table:
         else:
             table.add_column(COLUMNS[name], justify="right", no_wrap=True)
     for cell in group.cells:
-        fastest = cell.cell.cell_id == group.fastest_cell_id
+        fastest = group.is_fastest(cell)
         row = terminal_row(cell, fastest)
         texts = [Text("\n".join(map(plain_text, row[name].split("\n")))) for name in names]
         table.add_row(*texts, style="bold green" if fastest else "")
@@ -199,10 +199,10 @@ def _print_group(console: Console, group: Group, slo: Slo | None) -> None:
     console.print(Text(plain_text(headline(group)), style="bold"))
     for cell in group.cells:
         if cell.why_no_speed is not None:
-            console.print(Text(plain_text(f"  {cell.cell.arm.label}: no decode speed, {cell.why_no_speed}.")))
+            console.print(Text(plain_text(f"  {cell.label}: no decode speed, {cell.why_no_speed}.")))
         for line in (load_line(cell, slo), counters_line(cell)):
             if line is not None:
-                console.print(Text(plain_text(f"  {cell.cell.arm.label}: {line}.")))
+                console.print(Text(plain_text(f"  {cell.label}: {line}.")))
     styles = {"error": "red", "warning": "yellow", "info": "dim"}
     _print_lines(
         console,

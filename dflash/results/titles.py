@@ -17,6 +17,9 @@ class HasCells(Protocol):
     @property
     def first(self) -> Cell: ...
 
+    @property
+    def from_runs(self) -> str: ...
+
 
 OfCells = TypeVar("OfCells", bound=HasCells)
 NO_CAP = 100_000  # a concurrency from here on caps no open loop
@@ -31,34 +34,36 @@ def load_words(cell: Cell) -> str:
     return f"open loop at {workload.request_rate:g} requests/s{cap}"
 
 
-def group_title(cell: Cell) -> str:
+def group_title(group: HasCells) -> str:
     """What the cells of a group have in common."""
-    return " · ".join(_title_parts(cell))
+    return " · ".join(part for part in _title_parts(group) if part)
 
 
 def short_titles(groups: Sequence[OfCells]) -> list[tuple[str, OfCells]]:
     """Every group with as much of its title as tells it from the others: `gsm8k`, or `gsm8k · concurrency 8`."""
-    parts = [_title_parts(group.first) for group in groups]
-    needed = [place for place in range(3) if len({part[place] for part in parts}) > 1] or [0]
+    parts = [_title_parts(group) for group in groups]
+    needed = [place for place in range(4) if len({part[place] for part in parts}) > 1] or [0]
     return [
-        (" · ".join(part[place] for place in needed), group)
+        (" · ".join(part[place] for place in needed if part[place]), group)
         for part, group in zip(parts, groups, strict=True)
     ]
 
 
 def what_differs(groups: Sequence[HasCells]) -> str:
     """What `short_titles` are the names of: `data set`, `load`, or `workload` where it is several things."""
-    parts = [_title_parts(group.first) for group in groups]
+    parts = [_title_parts(group) for group in groups]
     names = [
         name
-        for place, name in enumerate(("data set", "backend", "load"))
+        for place, name in enumerate(("data set", "backend", "load", "run"))
         if len({p[place] for p in parts}) > 1
     ]
     return names[0] if len(names) == 1 else "workload"
 
 
-def _title_parts(cell: Cell) -> tuple[str, str, str]:
-    return cell.workload.dataset, cell.backend, load_words(cell)
+def _title_parts(group: HasCells) -> tuple[str, str, str, str]:
+    cell = group.first
+    runs = f"run {group.from_runs}" if group.from_runs else ""
+    return cell.workload.dataset, cell.backend, load_words(cell), runs
 
 
 def run_title(cells: Sequence[Cell]) -> str:

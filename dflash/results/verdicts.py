@@ -21,7 +21,7 @@ NOTHING_CONCLUDED = (
 
 def headline(group: Group) -> str:
     """The answer in words: what drafting gives over plain decoding, how sure that is, and what failed."""
-    failed = [f"{cell.cell.arm.label} {cell.num_failed}" for cell in group.cells if cell.num_failed]
+    failed = [f"{cell.label} {cell.num_failed}" for cell in group.cells if cell.num_failed]
     if not failed:
         return _verdict(group)
     total = sum(len(cell.records) for cell in group.cells)
@@ -37,7 +37,7 @@ def _verdict(group: Group) -> str:
     if not paired:
         return _no_speedup(group, drafting)
     best, interval = max(paired, key=lambda item: item[1].value)
-    label, compared = best.cell.arm.label, f"over {_compared(best)}"
+    label, compared = best.label, f"over {_compared(best)}"
     subject = label if len(paired) == 1 else f"{label}, the highest of {len(paired)} arms,"
     ratio = f"decodes {_times_as_fast(interval)}"
     if interval.low is None or interval.high is None:
@@ -48,9 +48,7 @@ def _verdict(group: Group) -> str:
         return f"{subject} {ratio} {compared}: the interval includes 1, so the two cannot be told apart."
     if len(paired) == 1:
         return f"{label} {ratio} {compared}."
-    close = [
-        cell.cell.arm.label for cell, other in paired if cell is not best and other.value >= interval.low
-    ]
+    close = [cell.label for cell, other in paired if cell is not best and other.value >= interval.low]
     within = (
         f" {', '.join(close)} {'is' if len(close) == 1 else 'are'} within that interval." if close else ""
     )
@@ -60,10 +58,10 @@ def _verdict(group: Group) -> str:
 def _plain_is_fastest(
     paired: Sequence[tuple[CellSummary, Interval]], best: CellSummary, ratio: str, compared: str
 ) -> str:
-    label = best.cell.arm.label
+    label = best.label
     bounds = format_bounds(best.interval("speedup"))
     subject = label if len(paired) == 1 else f"no arm beats it; the best, {label},"
-    unclear = [cell.cell.arm.label for cell, other in paired if other.high is not None and other.high >= 1]
+    unclear = [cell.label for cell, other in paired if other.high is not None and other.high >= 1]
     end = (
         f"{', '.join(unclear)} cannot be told apart from it."
         if unclear
@@ -93,7 +91,7 @@ def _no_speedup(group: Group, drafting: Sequence[CellSummary]) -> str:
     fastest = group.fastest
     if fastest is not None:
         speed = format_with_bounds(fastest.interval("decode_tok_s"), 1)
-        words += f" {fastest.cell.arm.label} decodes fastest, at {speed} tok/s."
+        words += f" {fastest.label} decodes fastest, at {speed} tok/s."
     return words
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflash.results import paired_metrics
+from dflash.results.baselines import PlacedCell, told_differences
 from dflash.results.formats import format_bounds, format_percent, format_speedup
 from dflash.results.paired_metrics import Pairing
-from dflash.results.records import Cell, DifferenceRecord
+from dflash.results.records import Cell, DifferenceRecord, RunInfo
 from dflash.results.server_counters import cached_prompt_share
 from dflash.results.verify import OUTPUT_LENGTH_RATIO_RANGE, Finding, Severity
 
@@ -51,6 +52,24 @@ def check_pair(
     if cell.workload.temperature == 0:
         findings.append(_disagreement(cell, pairing, differences, num_text_differences))
     return tuple(finding for finding in findings if finding is not None)
+
+
+def check_runs(placed: PlacedCell, baseline: PlacedCell, infos: Sequence[RunInfo]) -> tuple[Finding, ...]:
+    """Where the baseline is of another run: that the arms did not take turns, and in what the runs differ."""
+    if placed.run == baseline.run:
+        return ()
+    own, other = infos[placed.run], infos[baseline.run]
+    sentence = (
+        f"The baseline is of run {other.name}, begun {other.created_at}; this arm is of run {own.name}, begun "
+        f"{own.created_at}. The two did not take turns: what the machine did differently between them is in the "
+        "ratio and not in its interval."
+    )
+    findings = [Finding("baseline_of_other_run", "info", sentence)]
+    told = told_differences(own, other)
+    if told:
+        listed = ", ".join(f"{name} {before} (baseline: {now})" for name, before, now in told)
+        findings.append(Finding("runs_differ", "warning", f"The runs that are compared differ in: {listed}."))
+    return tuple(findings)
 
 
 def _unlike_prompts(pairing: Pairing) -> Finding:

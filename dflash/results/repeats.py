@@ -1,0 +1,82 @@
+"""How much a figure moves from one repeat of a run to the next: an interval beside that over prompts. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dflash.results import metrics, paired_metrics
+from dflash.results.paired_metrics import Pairing
+from dflash.results.records import Cell, RequestRecord, RunInfo
+from dflash.results.stats import Interval, arithmetic_mean
+
+MIN_REPEATS = 3
+# 97.5 % quantiles of Student's t distribution with 1, 2, … 30 degrees of freedom; above, that of the normal one.
+_T = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+_NORMAL = 1.960
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatSpread:
+    """One metric of every repeat, all prompts in each, and the 95 % interval of their mean."""
+
+    values: tuple[float, ...]
+    interval: Interval
+
+
+def spread_of(values: Sequence[float | None]) -> RepeatSpread | None:
+    """mean ± t(0.975, n - 1) * standard deviation / sqrt(n) over repeats.
+
+    None with fewer than 3, or where the metric is not known of each.
+    """
+    known = tuple(value for value in values if value is not None)
+    mean = arithmetic_mean(known)
+    if mean is None or len(known) < MIN_REPEATS or len(known) < len(values):
+        return None
+    count = len(known)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (count - 1))
+    quantile = _T[count - 2] if count - 2 < len(_T) else _NORMAL
+    half = quantile * deviation / math.sqrt(count)
+    return RepeatSpread(known, Interval(mean, mean - half, mean + half))
+
+
+def between_repeats(
+    info: RunInfo, cell: Cell, records: Sequence[RequestRecord], pairing: Pairing | None
+) -> Mapping[str, RepeatSpread]:
+    """Speedup, decode speed and acceptance length from repeat to repeat; nothing with fewer than 3 repeats."""
+    repeats = info.config.get("repeats")
+    if not isinstance(repeats, int) or repeats < MIN_REPEATS:
+        return {}
+    rounds = _num_rounds(info, cell)
+    by_repeat: list[list[RequestRecord]] = [[] for _ in range(repeats)]
+    for record in records:
+        if record.repeat // rounds < repeats:
+            by_repeat[record.repeat // rounds].append(record)
+    found = {
+        "speedup": [] if pairing is None else _speedups(pairing, repeats, rounds),
+        "decode_tok_s": [metrics.decode_tok_s(members) for members in by_repeat],
+        "acceptance_length": [metrics.acceptance_length(members) for members in by_repeat],
+    }
+    spreads = {name: spread_of(values) for name, values in found.items()}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
+
+
+def _speedups(pairing: Pairing, repeats: int, rounds: int) -> list[float | None]:
+    pairs = [
+        tuple(pair for pair in pairing.pairs if pair[1].repeat // rounds == repeat)
+        for repeat in range(repeats)
+    ]
+    return [paired_metrics.speedup(replace(pairing, pairs=members)) for members in pairs]
+
+
+def _num_rounds(info: RunInfo, cell: Cell) -> int:
+    """How often each prompt is used within one repeat: with `--repeat` a small set is gone through several times."""
+    asked = info.config.get("num_prompts")
+    if info.config.get("repeat") is not True or not isinstance(asked, int):
+        return 1
+    return max(1, -(-asked // max(1, cell.workload.num_prompts)))

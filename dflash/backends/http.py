@@ -1,10 +1,9 @@
 """One HTTP client for every server backend: JSON requests, and streams whose packets are stamped as they arrive.
 
-Stamps are `time.perf_counter_ns` when the event loop hands a packet over, before anything is made of it or of what
-came at the same time on other connections. A request is repeated only while the
-server has refused it (connection refused, 429, 503), never once it has begun to answer; the waiting is counted and
-lies inside the request's own time, so that a server that refuses does not look faster. Keys and header values are
-in no message, log, or repr.
+Stamps are `time.perf_counter_ns`: of a packet, when it arrived (see `arrival_stamps`), not when its turn came. A
+request is repeated only while the server has refused it (connection refused, 429, 503), never once it has begun to
+answer; the waiting is counted and lies inside the request's own time, so that a server that refuses does not look
+faster. Keys and header values are in no message, log, or repr.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ import errno
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from functools import partial
 from typing import Any, TypeVar
 
 import aiohttp
 import orjson
-from aiohttp.client_proto import ResponseHandler
 
+from dflash.backends.arrival_stamps import StampedConnections
 from dflash.backends.deadline import Deadline
 from dflash.backends.http_answer import (
     MAX_ERROR_BODY_BYTES,
@@ -50,26 +48,6 @@ DNS_CACHE_S = 3600  # a look-up in the middle of a run would be part of some req
 # Takes an event's arrival (ns) and its JSON object; says whether the event carried a token. May raise RequestError.
 Consume = Callable[[int, dict[str, Any]], bool]
 T = TypeVar("T")
-
-
-class _StampedConnection(ResponseHandler):
-    """A connection that knows when its last bytes came.
-
-    The task that waits for them runs after all packets of this turn of the loop, and after the tasks before it: in a
-    burst over many streams that is milliseconds later.
-    """
-
-    arrival_ns: int | None = None
-
-    def data_received(self, data: bytes) -> None:
-        if data:
-            self.arrival_ns = time.perf_counter_ns()
-        super().data_received(data)
-
-    def resume_reading(self, *arguments: Any, **options: Any) -> None:
-        # The stream asks for this at every read, and it runs the parser once more: left out where nothing was paused.
-        if self._reading_paused:
-            super().resume_reading(*arguments, **options)
 
 
 class HttpClient:
@@ -195,15 +173,16 @@ class HttpClient:
             headers = {"User-Agent": "dflash", **settings.headers}
             if value := authorization(settings):
                 headers["Authorization"] = value
+            connections = StampedConnections()
             connector = aiohttp.TCPConnector(
                 limit=limit,
+                socket_factory=connections.make_socket,
                 ssl=settings.verify_tls,
                 keepalive_timeout=KEEP_ALIVE_S,
                 ttl_dns_cache=DNS_CACHE_S,
             )
             # aiohttp has no public place for this; where it has not this one either, packets are stamped when read
-            factory: Any = partial(_StampedConnection, loop=asyncio.get_running_loop())
-            connector._factory = factory
+            connector._factory = connections.make_connection  # type: ignore[assignment]
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 headers=headers,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from dflash.backends.arrival_stamps import arrivals_stamped_by
 from dflash.backends.base import BackendDescription, BackendSettings
 from dflash.backends.sglang_server import STAMPED, SglangServer
 from dflash.errors import UsageError
@@ -129,6 +130,7 @@ def describe(
             "model": first.target,
             "max_model_len": lengths.pop() if len(lengths) == 1 else None,
             "route": settings.route,
+            "arrivals_stamped_by": arrivals_stamped_by(),
             **{name: value for name, value in shared.items() if value is not None},
         },
         notes=tuple(notes),

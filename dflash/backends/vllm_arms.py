@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dflash.backends.arrival_stamps import arrivals_stamped_by
 from dflash.backends.base import BackendDescription, BackendSettings
 from dflash.backends.vllm_server import VllmServer
 from dflash.errors import UsageError
@@ -114,6 +115,7 @@ def describe(servers: Sequence[tuple[Arm, VllmServer]], settings: BackendSetting
             "model": first.model.target,
             "max_model_len": lengths.pop() if len(lengths) == 1 else None,
             "route": settings.route,
+            "arrivals_stamped_by": arrivals_stamped_by(),
         },
         notes=tuple(notes),
     )

@@ -153,7 +153,7 @@ def _loop_lag(counts: ServerCounts) -> Finding | None:
     p99, most = (format_ms(None if lag is None else lag / NS_PER_S) for lag in (p99_ns, most_ns))
     sentence = (
         f"This process read answers late: its event loop woke up to {most} ms late (p99 {p99} ms), more than "
-        f"{format_ms(MAX_LOOP_LAG_NS / NS_PER_S)} ms. Latencies here are inflated by that: use a lower concurrency or "
+        f"{format_ms(MAX_LOOP_LAG_NS / NS_PER_S)} ms. Latencies here may be inflated by that: use a lower concurrency or "
         "a machine with free cores."
     )
     return Finding("event_loop_lag", "warning", sentence)

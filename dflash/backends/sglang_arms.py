@@ -9,6 +9,7 @@ from typing import Any
 from dflash.backends.arrival_stamps import arrivals_stamped_by
 from dflash.backends.base import BackendDescription, BackendSettings
 from dflash.backends.sglang_server import STAMPED, SglangServer
+from dflash.backends.simulated_mark import simulated_notes
 from dflash.errors import UsageError
 from dflash.results.records import BASELINE, Arm
 
@@ -179,7 +180,7 @@ def _prompt_note(servers: Sequence[SglangServer], settings: BackendSettings) -> 
 
 
 def _notes_of(arm: Arm, server: SglangServer, settings: BackendSettings, has_metrics_url: bool) -> list[str]:
-    notes = []
+    notes = simulated_notes(server.version)
     if not server.settings:
         notes.append("the server tells no settings (/server_info)")
     if server.drafts is None:

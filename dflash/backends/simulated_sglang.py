@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from dflash.backends.simulated_engine import Rank
+from dflash.backends.simulated_mark import MARK
 from dflash.backends.simulated_requests import (
     ApiError,
     Call,
@@ -225,7 +226,7 @@ class SglangDialect:
             "disable_radix_cache": not settings.prefix_cache,
             "enable_cache_report": settings.cached_tokens_in_usage,
             "dp_size": settings.dp_ranks,
-            "version": self.version,
+            "version": self.version + MARK,
             **self._speculative_arguments(),
         }
         arguments = {name: value for name, value in known.items() if name not in _NOT_OF_A_RANK}
@@ -288,7 +289,7 @@ class SglangDialect:
         ]
         document = {
             "timestamp": datetime.fromtimestamp(now, timezone.utc).isoformat(),
-            "version": self.version,
+            "version": self.version + MARK,
             "accelerator": None,
             "num_accelerators": 1,
             "loads": loads,

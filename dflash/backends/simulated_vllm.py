@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from aiohttp import web
 
+from dflash.backends.simulated_mark import MARK
 from dflash.backends.simulated_requests import (
     ApiError,
     Call,
@@ -157,7 +158,7 @@ class VllmDialect:
         return self.server.json_response({"object": "list", "data": [model]})
 
     async def _version(self, request: web.Request) -> web.Response:
-        return self.server.json_response({"version": self.version})
+        return self.server.json_response({"version": self.version + MARK})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(headers={"Server": "uvicorn"})

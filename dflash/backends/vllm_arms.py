@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dflash.backends.arrival_stamps import arrivals_stamped_by
 from dflash.backends.base import BackendDescription, BackendSettings
+from dflash.backends.simulated_mark import simulated_notes
 from dflash.backends.vllm_server import VllmServer
 from dflash.errors import UsageError
 from dflash.results.records import BASELINE, Arm
@@ -163,7 +164,7 @@ def _seen(server: VllmServer) -> str:
 
 
 def _notes_of(arm: Arm, server: VllmServer) -> list[str]:
-    notes = []
+    notes = simulated_notes(server.version)
     if server.version is None:
         notes.append("the server does not say its version")
     if server.drafts is None:

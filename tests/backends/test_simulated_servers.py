@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -31,8 +32,12 @@ from dflash.backends.scenario import Fault
 from dflash.backends.simulated import SimulatedBackend
 from dflash.backends.simulated_counters import RequestLog
 from dflash.backends.simulated_engine import SimulatedEngine
-from dflash.backends.simulated_http import SimulatedServer
+from dflash.backends.simulated_http import SimulatedServer, simulated_server_thread
+from dflash.config import BenchmarkConfig
 from dflash.results.records import Arm
+from dflash.results.run_notes import notes_of
+from dflash.results.summary import summarise_run
+from dflash.runner import run_benchmark
 
 
 def test_vllm_refuses_with_the_engines_own_errors() -> None:
@@ -207,7 +212,7 @@ def test_older_versions_of_sglang_have_their_own_names(version: str, names: set[
         meta = (await post(client, "/generate", native()))["meta_info"]
         always = {"spec_accept_rate", "spec_accept_length", "spec_verify_ct"}
         assert {key for key in meta if key.startswith("spec_")} == names | always
-        assert (await get(client, "/server_info"))["version"] == version
+        assert (await get(client, "/server_info"))["version"] == f"{version}+simulated"
 
     serve("sglang", with_server(PLAIN, version=version), work, arm="dflash")
 
@@ -438,3 +443,21 @@ def test_prompt_tokens_are_counted_without_an_answer() -> None:
         assert server.log() == []
 
     serve("vllm", PLAIN, work)
+
+
+@pytest.mark.parametrize("protocol", ["vllm", "sglang"])
+def test_what_a_simulated_server_gave_says_so_before_any_number(protocol: str, tmp_path: Path) -> None:
+    with simulated_server_thread(protocol) as server:
+        run = run_benchmark(
+            BenchmarkConfig(
+                backend=protocol,
+                base_url=server.url,
+                datasets=("quickstart",),
+                num_prompts=2,
+                max_new_tokens=4,
+                output_dir=tmp_path,
+            )
+        )
+    first, *_ = notes_of(run.info, summarise_run(run))
+    assert first.comes_first
+    assert first.words.endswith("made up by a scenario, and say nothing of the engine")

@@ -5,23 +5,25 @@ What a server counts for all of its requests together is in `server_counters.py`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 
-from dflash.results.records import RequestRecord
-from dflash.results.request_metrics import Records, completed, each, pool, share
+from dflash.results.columns import Column, RequestTable, table_of
+from dflash.results.request_metrics import Records, figures, pool_columns, share, single
 from dflash.results.stats import Pooled, arithmetic_mean, one_plus_ratio, ratio
 
 
-def request_acceptance_length(record: RequestRecord) -> float | None:
-    """(num_output_tokens - 1) / num_decode_steps of one request; None without a decode step."""
-    terms = _delivered_terms(record)
-    return None if terms is None else terms[0] / terms[1]
+def acceptance_lengths(requests: RequestTable) -> Column:
+    """(num_output_tokens - 1) / num_decode_steps of one request; not known without a decode step."""
+    delivered, steps = _delivered_columns(requests)
+    return delivered / steps
+
+
+request_acceptance_length = single(acceptance_lengths)
 
 
 def pooled_acceptance_length(records: Records) -> Pooled:
     """Sums behind `acceptance_length`."""
-    return pool(records, _delivered_terms, ratio)
+    return pool_columns(records, _delivered_columns, ratio)
 
 
 def acceptance_length(records: Records) -> float | None:
@@ -34,12 +36,12 @@ def acceptance_length(records: Records) -> float | None:
 
 def acceptance_length_request_mean(records: Records) -> float | None:
     """mean over requests of (num_output_tokens - 1) / num_decode_steps."""
-    return arithmetic_mean(each(records, request_acceptance_length))
+    return arithmetic_mean(figures(records, acceptance_lengths))
 
 
 def pooled_acceptance_length_untrimmed(records: Records) -> Pooled:
     """Sums behind `acceptance_length_untrimmed`."""
-    return pool(records, _accepted_terms, one_plus_ratio)
+    return pool_columns(records, _accepted_columns, one_plus_ratio)
 
 
 def acceptance_length_untrimmed(records: Records) -> float | None:
@@ -52,30 +54,35 @@ def acceptance_length_untrimmed(records: Records) -> float | None:
 
 def acceptance_length_untrimmed_request_mean(records: Records) -> float | None:
     """mean over requests of 1 + accepted / verify steps: the form of the paper's tables."""
-    terms = [_accepted_terms(record) for record in completed(records)]
-    return arithmetic_mean([1 + term[0] / term[1] for term in terms if term is not None])
+
+    def lengths(requests: RequestTable) -> Column:
+        accepted, steps = _accepted_columns(requests)
+        return (accepted / steps).plus(1)
+
+    return arithmetic_mean(figures(records, lengths))
 
 
 def acceptance_rate(records: Records) -> float | None:
     """sum(accepted) / sum(drafted), untrimmed."""
 
-    def terms(record: RequestRecord) -> tuple[float, float] | None:
-        accepted, drafted = record.num_accepted_tokens, record.num_draft_tokens
-        return None if accepted is None or not drafted else (accepted, drafted)
+    def columns(requests: RequestTable) -> tuple[Column, Column]:
+        return requests.integers("num_accepted_tokens"), requests.integers(
+            "num_draft_tokens"
+        ).where_not_zero()
 
-    return pool(records, terms, ratio).value()
+    return pool_columns(records, columns, ratio).value()
 
 
 def acceptance_histogram(records: Records) -> tuple[int, ...] | None:
     """[k-1] = decode steps that delivered k tokens."""
-    return _summed(record.acceptance_histogram for record in completed(records))
+    return _summed(records, "acceptance_histogram")
 
 
 def acceptance_histogram_untrimmed(records: Records) -> tuple[int, ...] | None:
     """[k-1] = verify steps with k-1 accepted draft tokens, those included that a stop or the limit then
     cut.
     """
-    return _summed(record.acceptance_histogram_untrimmed for record in completed(records))
+    return _summed(records, "acceptance_histogram_untrimmed")
 
 
 def acceptance_rate_per_position(records: Records) -> tuple[float | None, ...] | None:
@@ -98,14 +105,14 @@ def acceptance_rate_per_position_conditional(records: Records) -> tuple[float | 
     return tuple(share(count, before) for before, count in pairwise(reached))
 
 
-def _delivered_terms(record: RequestRecord) -> tuple[float, float] | None:
-    tokens, steps = record.num_output_tokens, record.num_decode_steps
-    return None if tokens is None or not steps else (tokens - 1, steps)
+def _delivered_columns(requests: RequestTable) -> tuple[Column, Column]:
+    return requests.integers("num_output_tokens").plus(-1), requests.integers(
+        "num_decode_steps"
+    ).where_not_zero()
 
 
-def _accepted_terms(record: RequestRecord) -> tuple[float, float] | None:
-    accepted, steps = record.num_accepted_tokens, record.num_verify_steps
-    return None if accepted is None or not steps else (accepted, steps)
+def _accepted_columns(requests: RequestTable) -> tuple[Column, Column]:
+    return requests.integers("num_accepted_tokens"), requests.integers("num_verify_steps").where_not_zero()
 
 
 def _steps_reaching(records: Records) -> list[int] | None:
@@ -114,8 +121,7 @@ def _steps_reaching(records: Records) -> list[int] | None:
     return None if histogram is None else [sum(histogram[i:]) for i in range(len(histogram))]
 
 
-def _summed(histograms: Iterable[tuple[int, ...] | None]) -> tuple[int, ...] | None:
-    known = [histogram for histogram in histograms if histogram is not None]
-    width = max(map(len, known), default=0)
-    total = tuple(sum(h[k] for h in known if k < len(h)) for k in range(width))
+def _summed(records: Records, name: str) -> tuple[int, ...] | None:
+    requests = table_of(records)
+    total = tuple(requests.histograms(name).take(requests.completed).total().tolist())
     return total if any(total) else None

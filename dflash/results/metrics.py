@@ -10,26 +10,25 @@ in `request_metrics.py`, what needs the times of chunks in `arrivals.py`; metric
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from dflash.results.acceptance_metrics import acceptance_length as acceptance_length
 from dflash.results.acceptance_metrics import acceptance_length_untrimmed as acceptance_length_untrimmed
+from dflash.results.columns import Column, RequestTable, table_of
 from dflash.results.in_flight import busy_intervals
-from dflash.results.records import RequestRecord
 from dflash.results.request_metrics import (
     NS_PER_S,
     Records,
-    decode_terms,
-    decode_time_ns,
-    each,
-    output_terms,
-    pool,
-    request_e2el_s,
-    request_queue_s,
-    request_tpot_s,
-    request_ttft_from_due_s,
-    request_ttft_s,
+    decode_columns,
+    decode_times_ns,
+    e2els_s,
+    figures,
+    output_columns,
+    pool_columns,
+    queue_times_s,
     share,
+    tpots_s,
+    ttfts_from_due_s,
+    ttfts_s,
 )
 from dflash.results.request_metrics import completed as completed
 from dflash.results.stats import Pooled, arithmetic_mean, ratio
@@ -40,11 +39,11 @@ from dflash.results.stats import Pooled, arithmetic_mean, ratio
 def pooled_decode_tok_s(records: Records) -> Pooled:
     """Sums behind `decode_tok_s`."""
 
-    def terms(record: RequestRecord) -> tuple[float, float] | None:
-        decode = decode_terms(record)
-        return None if decode is None else (decode[1], decode[0] / NS_PER_S)
+    def columns(requests: RequestTable) -> tuple[Column, Column]:
+        time_ns, tokens = decode_columns(requests)
+        return tokens, time_ns / NS_PER_S
 
-    return pool(records, terms, ratio)
+    return pool_columns(records, columns, ratio)
 
 
 def decode_tok_s(records: Records) -> float | None:
@@ -54,42 +53,40 @@ def decode_tok_s(records: Records) -> float | None:
 
 def tpot_s(records: Records) -> float | None:
     """sum(decode time) / sum(decode tokens), pooled."""
-    return _scaled(pool(records, decode_terms, ratio).value(), 1 / NS_PER_S)
+    return _scaled(pool_columns(records, decode_columns, ratio).value(), 1 / NS_PER_S)
 
 
 def tpot_s_request_mean(records: Records) -> float | None:
     """mean over requests of decode time / decode tokens."""
-    return arithmetic_mean(each(records, request_tpot_s))
+    return arithmetic_mean(figures(records, tpots_s))
 
 
 def ttft_s(records: Records) -> float | None:
     """mean over requests of first - sent."""
-    return arithmetic_mean(each(records, request_ttft_s))
+    return arithmetic_mean(figures(records, ttfts_s))
 
 
 def e2el_s(records: Records) -> float | None:
     """mean over requests of last - sent."""
-    return arithmetic_mean(each(records, request_e2el_s))
+    return arithmetic_mean(figures(records, e2els_s))
 
 
 def queue_s(records: Records) -> float | None:
     """mean over requests of sent - due (open loop)."""
-    return arithmetic_mean(each(records, request_queue_s))
+    return arithmetic_mean(figures(records, queue_times_s))
 
 
 def ttft_from_due_s(records: Records) -> float | None:
     """mean over requests of first - due (open loop)."""
-    return arithmetic_mean(each(records, request_ttft_from_due_s))
+    return arithmetic_mean(figures(records, ttfts_from_due_s))
 
 
 def output_tok_s(records: Records, busy_s: float | None = None) -> float | None:
     """sum(output tokens) / sum(E2EL) in process; / `busy_s` on servers, where requests overlap."""
     if busy_s is None:
-        return pool(records, output_terms, ratio).value()
-    tokens = [
-        record.num_output_tokens for record in completed(records) if record.num_output_tokens is not None
-    ]
-    return sum(tokens) / busy_s if tokens and busy_s > 0 else None
+        return pool_columns(records, output_columns, ratio).value()
+    tokens = figures(records, lambda requests: requests.integers("num_output_tokens"))
+    return int(tokens.sum()) / busy_s if len(tokens) and busy_s > 0 else None
 
 
 def busy_time_s(records: Records) -> float | None:
@@ -104,11 +101,10 @@ def busy_time_s(records: Records) -> float | None:
 def pooled_decode_step_s(records: Records) -> Pooled:
     """Sums behind `decode_step_s`."""
 
-    def terms(record: RequestRecord) -> tuple[float, float] | None:
-        time_ns, steps = decode_time_ns(record), record.num_decode_steps
-        return None if time_ns is None or not steps else (time_ns / NS_PER_S, steps)
+    def columns(requests: RequestTable) -> tuple[Column, Column]:
+        return decode_times_ns(requests) / NS_PER_S, requests.integers("num_decode_steps").where_not_zero()
 
-    return pool(records, terms, ratio)
+    return pool_columns(records, columns, ratio)
 
 
 def decode_step_s(records: Records) -> float | None:
@@ -118,12 +114,12 @@ def decode_step_s(records: Records) -> float | None:
 
 def draft_step_s(records: Records) -> float | None:
     """sum(draft time) / sum(num_verify_steps): drafting per step that had a draft."""
-    return _per_step_s(records, lambda record: record.draft_ns, lambda record: record.num_verify_steps)
+    return _per_step_s(records, "draft_ns", "num_verify_steps")
 
 
 def verify_step_s(records: Records) -> float | None:
     """sum(verify time) / sum(num_decode_steps): the target's forward per step."""
-    return _per_step_s(records, lambda record: record.verify_ns, lambda record: record.num_decode_steps)
+    return _per_step_s(records, "verify_ns", "num_decode_steps")
 
 
 # --- requests and memory
@@ -131,50 +127,46 @@ def verify_step_s(records: Records) -> float | None:
 
 def finish_reason_counts(records: Records) -> dict[str, int]:
     """Requests by why they ended: stop, length, cancelled, error."""
-    return dict(sorted(Counter(record.finish_reason for record in records).items()))
+    return dict(sorted(Counter(table_of(records).texts("finish_reason").tolist()).items()))
 
 
 def error_kind_counts(records: Records) -> dict[str, int]:
     """Failed requests by kind, the most frequent first."""
-    kinds = Counter(record.error_kind or "unknown" for record in records if record.finish_reason == "error")
+    requests = table_of(records)
+    failed = requests.texts("error_kind")[requests.texts("finish_reason") == "error"]
+    kinds = Counter(kind or "unknown" for kind in failed.tolist())
     return dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0])))
 
 
 def error_rate(records: Records) -> float | None:
     """failed / issued; None where nothing was issued."""
-    return share(sum(record.finish_reason == "error" for record in records), len(records))
+    num_failed = int((table_of(records).texts("finish_reason") == "error").sum())
+    return share(num_failed, len(records))
 
 
 def num_retries(records: Records) -> int:
     """Sum over all requests, failed ones included, of how often the server refused before it took them."""
-    return sum(record.num_retries for record in records)
+    return table_of(records).integers("num_retries").total()
 
 
 def output_tokens_mean(records: Records) -> float | None:
     """mean over requests of num_output_tokens."""
-    return arithmetic_mean(
-        [n for record in completed(records) if (n := record.num_output_tokens) is not None]
-    )
+    return arithmetic_mean(figures(records, lambda requests: requests.integers("num_output_tokens")))
 
 
 def peak_memory_bytes(records: Records, weights_bytes: int | None = 0) -> int | None:
     """Highest peak of any request above the resting level, plus `weights_bytes` where they are to be
     included.
     """
-    peaks = [record.peak_memory_bytes for record in records if record.peak_memory_bytes is not None]
-    return max(peaks) + weights_bytes if peaks and weights_bytes is not None else None
+    peaks = table_of(records).integers("peak_memory_bytes").numbers()
+    return int(peaks.max()) + weights_bytes if len(peaks) and weights_bytes is not None else None
 
 
-def _per_step_s(
-    records: Records,
-    time_ns: Callable[[RequestRecord], int | None],
-    num_steps: Callable[[RequestRecord], int | None],
-) -> float | None:
-    def terms(record: RequestRecord) -> tuple[float, float] | None:
-        time, steps = time_ns(record), num_steps(record)
-        return None if time is None or not steps else (time, steps)
+def _per_step_s(records: Records, time_ns: str, num_steps: str) -> float | None:
+    def columns(requests: RequestTable) -> tuple[Column, Column]:
+        return requests.integers(time_ns), requests.integers(num_steps).where_not_zero()
 
-    return _scaled(pool(records, terms, ratio).value(), 1 / NS_PER_S)
+    return _scaled(pool_columns(records, columns, ratio).value(), 1 / NS_PER_S)
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

@@ -7,60 +7,24 @@ completed in both arms with a decode token in each, and the others are counted w
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+
+import numpy
 
 from dflash.results import metrics, request_metrics
+from dflash.results.columns import Column, RequestTable
+from dflash.results.pairing import Pair, Pairs, pairs_of
+from dflash.results.pairing import Pairing as Pairing
+from dflash.results.pairing import pair_units as pair_units
 from dflash.results.records import RequestRecord
-from dflash.results.stats import Pooled, arithmetic_mean, ratio, ratio_of_ratios
+from dflash.results.stats import Pooled, PromptSums, arithmetic_mean, ratio, ratio_of_ratios
 
-Pair = tuple[RequestRecord, RequestRecord]  # baseline, arm
-PairTerms = Callable[[RequestRecord, RequestRecord], "tuple[float, ...] | None"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """Two arms, request by request."""
-
-    pairs: tuple[Pair, ...]  # completed in both arms, a decode token in each
-    completed_pairs: tuple[Pair, ...]  # completed in both arms, one-token outputs included
-    left_out: Mapping[str, int]  # why a request is not in `pairs` -> how many
-    unlike_prompts: tuple[
-        tuple[str, int, int], ...
-    ] = ()  # units whose prompt tokens differ: then nothing is paired
-
-
-def pair_units(baseline: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> Pairing:
-    """Pair by prompt, turn and repeat.
-
-    Where one unit's prompt digests differ the two arms did not see the same prompts: the whole pairing is
-    refused (`unlike_prompts` is not empty and there are no pairs).
-    """
-    by_unit = {record.unit: record for record in baseline}
-    arm_by_unit = {record.unit: record for record in arm}
-    units = dict.fromkeys([*by_unit, *arm_by_unit])
-    unlike = tuple(unit for unit in units if _unlike_prompts(by_unit.get(unit), arm_by_unit.get(unit)))
-    if unlike:
-        return Pairing((), (), {"the prompts differ between the arms": len(units)}, unlike)
-    pairs: list[Pair] = []
-    completed_pairs: list[Pair] = []
-    left_out: Counter[str] = Counter()
-    for unit in units:
-        first, second = by_unit.get(unit), arm_by_unit.get(unit)
-        reason = _reason_left_out(first, second)
-        if first is not None and second is not None and first.completed and second.completed:
-            completed_pairs.append((first, second))
-            if reason is None:
-                pairs.append((first, second))
-        if reason is not None:
-            left_out[reason] += 1
-    return Pairing(tuple(pairs), tuple(completed_pairs), dict(left_out))
+PairColumns = Callable[[Pairs], "tuple[Column, ...]"]
 
 
 def pooled_speedup(pairing: Pairing) -> Pooled:
     """Sums behind `speedup`."""
-    return _pool(pairing.pairs, _decode_terms, ratio_of_ratios)
+    return _pool(pairing.pairs, _decode_columns, ratio_of_ratios)
 
 
 def speedup(pairing: Pairing) -> float | None:
@@ -71,18 +35,19 @@ def speedup(pairing: Pairing) -> float | None:
 def speedup_agreeing(pairing: Pairing) -> float | None:
     """`speedup` over the prompts whose outputs are all equal in both arms."""
     verdicts = agreement_by_prompt(pairing)
-    pairs = [pair for pair in pairing.pairs if verdicts.get(pair[0].prompt_id) is True]
-    return _pool(pairs, _decode_terms, ratio_of_ratios).value()
+    pairs = pairs_of(pairing.pairs)
+    codes, prompt_ids = pairs.baseline.prompts
+    agrees = numpy.array([verdicts.get(prompt_id) is True for prompt_id in prompt_ids], dtype=bool)
+    return _pool(pairs.take(agrees[codes]), _decode_columns, ratio_of_ratios).value()
 
 
 def pooled_e2el_speedup(pairing: Pairing) -> Pooled:
     """Sums behind `e2el_speedup`."""
 
-    def terms(baseline: RequestRecord, arm: RequestRecord) -> tuple[float, float] | None:
-        first, second = request_metrics.request_e2el_s(baseline), request_metrics.request_e2el_s(arm)
-        return None if first is None or second is None else (first, second)
+    def columns(pairs: Pairs) -> tuple[Column, Column]:
+        return request_metrics.e2els_s(pairs.baseline), request_metrics.e2els_s(pairs.arm)
 
-    return _pool(pairing.pairs, terms, ratio)
+    return _pool(pairing.pairs, columns, ratio)
 
 
 def e2el_speedup(pairing: Pairing) -> float | None:
@@ -92,13 +57,16 @@ def e2el_speedup(pairing: Pairing) -> float | None:
 
 def pooled_throughput_speedup(baseline: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> Pooled:
     """Sums behind `throughput_speedup` of two in-process arms."""
-    rows: list[tuple[str, tuple[float, ...]]] = []
-    for records, place in ((arm, 0), (baseline, 2)):
-        for record in request_metrics.completed(records):
-            terms = request_metrics.output_terms(record)
-            if terms is not None:
-                rows.append((record.prompt_id, (*(0.0,) * place, *terms, *(0.0,) * (2 - place))))
-    return Pooled.of(rows, ratio_of_ratios)
+    own, other = (
+        request_metrics.pool_columns(records, request_metrics.output_columns, ratio).sums
+        for records in (arm, baseline)
+    )
+    nothing = (0.0, 0.0)
+    rows = {
+        prompt_id: (*own.get(prompt_id, nothing), *other.get(prompt_id, nothing))
+        for prompt_id in dict.fromkeys([*own, *other])
+    }
+    return Pooled(rows, ratio_of_ratios)
 
 
 def throughput_speedup(
@@ -121,11 +89,9 @@ def speedup_mean_tpot(pairing: Pairing) -> float | None:
 
     The paper's form.
     """
-    first = arithmetic_mean(
-        [value for pair in pairing.pairs if (value := _time_per_output_token(pair[0])) is not None]
-    )
-    second = arithmetic_mean(
-        [value for pair in pairing.pairs if (value := _time_per_output_token(pair[1])) is not None]
+    pairs = pairs_of(pairing.pairs)
+    first, second = (
+        arithmetic_mean(_times_per_output_token_s(arm).numbers()) for arm in (pairs.baseline, pairs.arm)
     )
     return first / second if first is not None and second else None
 
@@ -135,25 +101,25 @@ def break_even_acceptance_length(pairing: Pairing) -> float | None:
 
     With a lower acceptance length the arm is slower than the baseline.
     """
-    step = metrics.decode_step_s([pair[1] for pair in pairing.pairs])
-    tpot = metrics.tpot_s([pair[0] for pair in pairing.pairs])
+    pairs = pairs_of(pairing.pairs)
+    step, tpot = metrics.decode_step_s(pairs.arm), metrics.tpot_s(pairs.baseline)
     return step / tpot if step is not None and tpot else None
 
 
 def output_length_ratio(pairing: Pairing) -> float | None:
     """sum arm output tokens / sum baseline output tokens over the requests completed in both arms."""
 
-    def terms(baseline: RequestRecord, arm: RequestRecord) -> tuple[float, float] | None:
-        first, second = arm.num_output_tokens, baseline.num_output_tokens
-        return None if first is None or second is None else (first, second)
+    def columns(pairs: Pairs) -> tuple[Column, Column]:
+        return pairs.arm.integers("num_output_tokens"), pairs.baseline.integers("num_output_tokens")
 
-    return _pool(pairing.completed_pairs, terms, ratio).value()
+    return _pool(pairing.completed_pairs, columns, ratio).value()
 
 
 def pooled_agreement(pairing: Pairing) -> Pooled:
     """Sums behind `agreement`."""
-    rows = ((prompt_id, (float(equal), 1.0)) for prompt_id, equal in agreement_by_prompt(pairing).items())
-    return Pooled.of(rows, ratio)
+    verdicts = agreement_by_prompt(pairing)
+    equal = numpy.array(list(verdicts.values()), dtype=numpy.float64)
+    return Pooled(PromptSums(list(verdicts), numpy.stack([equal, numpy.ones(len(equal))], axis=1)), ratio)
 
 
 def agreement(pairing: Pairing) -> float | None:
@@ -164,46 +130,36 @@ def agreement(pairing: Pairing) -> float | None:
     return pooled_agreement(pairing).value()
 
 
-def _pool(pairs: Sequence[Pair], terms: PairTerms, formula: Callable[..., float]) -> Pooled:
-    rows = ((baseline.prompt_id, terms(baseline, arm)) for baseline, arm in pairs)
-    return Pooled.of(((prompt_id, row) for prompt_id, row in rows if row is not None), formula)
-
-
-def _decode_terms(baseline: RequestRecord, arm: RequestRecord) -> tuple[float, ...] | None:
-    first, second = request_metrics.decode_terms(baseline), request_metrics.decode_terms(arm)
-    return None if first is None or second is None else (*first, *second)
-
-
-def _time_per_output_token(record: RequestRecord) -> float | None:
-    time_ns, tokens = request_metrics.decode_time_ns(record), record.num_output_tokens
-    return None if time_ns is None or not tokens else time_ns / request_metrics.NS_PER_S / tokens
-
-
 def agreement_by_prompt(pairing: Pairing) -> dict[str, bool]:
     """Whether each prompt's outputs (every turn and repeat completed in both arms) have equal digests."""
-    verdicts: dict[str, bool] = {}
-    for baseline, arm in pairing.completed_pairs:
-        if baseline.output_digest is not None and arm.output_digest is not None:
-            equal = baseline.output_digest == arm.output_digest
-            verdicts[arm.prompt_id] = verdicts.get(arm.prompt_id, True) and equal
-    return verdicts
+    pairs = pairs_of(pairing.completed_pairs)
+    first, second = pairs.baseline.texts("output_digest"), pairs.arm.texts("output_digest")
+    known = (first != None) & (second != None)  # noqa: E711 - of each element
+    codes, prompt_ids = pairs.arm.prompts
+    differs = numpy.bincount(codes[known], first[known] != second[known], minlength=len(prompt_ids)) > 0
+    places, came = numpy.unique(codes[known], return_index=True)
+    order = places[numpy.argsort(came)]
+    return {prompt_ids[place]: not differs[place] for place in order.tolist()}
 
 
-def _unlike_prompts(baseline: RequestRecord | None, arm: RequestRecord | None) -> bool:
-    if baseline is None or arm is None or baseline.prompt_digest is None or arm.prompt_digest is None:
-        return False
-    return baseline.prompt_digest != arm.prompt_digest
+def _pool(pairs: Sequence[Pair], columns: PairColumns, formula: Callable[..., float]) -> Pooled:
+    """Sum by prompt over the pairs that have every column."""
+    members = pairs_of(pairs)
+    found = columns(members)
+    rows = numpy.ones(len(members), dtype=bool)
+    for column in found:
+        rows &= column.known
+    terms = [column.values[rows] for column in found]
+    return request_metrics.sum_by_prompt(members.baseline, rows, terms, formula)
 
 
-def _reason_left_out(baseline: RequestRecord | None, arm: RequestRecord | None) -> str | None:
-    for side, record in (("baseline", baseline), ("arm", arm)):
-        if record is None:
-            return f"not run in the {side}"
-        if record.finish_reason == "error":
-            return f"failed in the {side}"
-        if not record.completed:
-            return f"cancelled in the {side}"
-    for side, record in (("baseline", baseline), ("arm", arm)):
-        if record is not None and request_metrics.decode_terms(record) is None:
-            return f"no decode token in the {side}"
-    return None
+def _decode_columns(pairs: Pairs) -> tuple[Column, ...]:
+    return (
+        *request_metrics.decode_columns(pairs.baseline),
+        *request_metrics.decode_columns(pairs.arm),
+    )
+
+
+def _times_per_output_token_s(requests: RequestTable) -> Column:
+    time_ns = request_metrics.decode_times_ns(requests)
+    return time_ns / request_metrics.NS_PER_S / requests.integers("num_output_tokens")

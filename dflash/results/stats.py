@@ -2,13 +2,14 @@
 
 The bootstrap unit is the prompt: everything that belongs to one prompt (its turns, its repeats, and both
 arms of a paired metric) is summed first, then prompts are drawn with replacement and their sums are
-pooled again. Thereby both arms always see the same draw, and a resample costs one matrix product.
+pooled again. Thereby both arms always see the same draw, and a resample costs one matrix product. How often each
+prompt is drawn depends on the number of prompts alone: metrics over equally many share the draws and the product.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,10 @@ NUM_RESAMPLES = 2_000
 BOOTSTRAP_SEED = 0
 MIN_PROMPTS_FOR_INTERVAL = 5
 
-# Resamples are drawn in blocks of about this many draws, so that memory stays bounded for very large runs.
-_DRAWS_PER_BLOCK = 1_000_000
+# Resamples are drawn and multiplied in blocks of about this many draws: memory stays bounded for very large runs, and
+# a block fits into the cache of a core.
+_DRAWS_PER_BLOCK = 60_000
+_MAX_KEPT_BYTES = 256_000_000  # of draws that are kept for the next metric over as many prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,19 @@ class Pooled:
             sums[prompt_id] = row if known is None else tuple(a + b for a, b in zip(known, row, strict=True))
         return cls(sums, formula)
 
+    def rows(self) -> NDArray[numpy.float64]:
+        """[prompts, columns]: the sums as they are drawn from."""
+        import numpy
+
+        if isinstance(self.sums, PromptSums):
+            return self.sums.rows
+        return numpy.asarray(list(self.sums.values()), dtype=numpy.float64)
+
     def value(self) -> float | None:
         """The formula over all prompts; None where there is nothing to pool or a denominator is zero."""
         if not self.sums:
             return None
-        totals = (math.fsum(column) for column in zip(*self.sums.values(), strict=True))
+        totals = [math.fsum(column) for column in self.rows().T.tolist()]
         try:
             value = float(self.formula(*totals))
         except ZeroDivisionError:
@@ -87,23 +98,63 @@ class Pooled:
 
         A resample whose denominator is zero has no value and is left out.
         """
-        value = self.value()
-        if value is None:
-            return None
-        if len(self.sums) < MIN_PROMPTS_FOR_INTERVAL:
-            return Interval(value, None, None)
-        import numpy
+        return intervals([self])[0]
 
-        rows = numpy.asarray(list(self.sums.values()), dtype=numpy.float64)  # [prompts, columns]
-        resampled = resample_sums(rows)  # [resamples, columns]
+
+class PromptSums(Mapping[str, "tuple[float, ...]"]):
+    """Sums per prompt that are kept as one array: `Pooled.sums` of many prompts."""
+
+    def __init__(self, prompt_ids: Sequence[str], rows: NDArray[numpy.float64]) -> None:
+        """Args: `rows` [prompts, columns], in the order of `prompt_ids`."""
+        self.rows = rows
+        self._prompt_ids = prompt_ids
+        self._places: dict[str, int] | None = None
+
+    def __getitem__(self, prompt_id: str) -> tuple[float, ...]:
+        if self._places is None:
+            self._places = {name: place for place, name in enumerate(self._prompt_ids)}
+        return tuple(self.rows[self._places[prompt_id]].tolist())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._prompt_ids)
+
+    def __len__(self) -> int:
+        return len(self._prompt_ids)
+
+
+def intervals(metrics: Sequence[Pooled]) -> list[Interval | None]:
+    """`Pooled.interval` of each: those over equally many prompts share one matrix product."""
+    values = [pooled.value() for pooled in metrics]
+    alike: dict[int, list[int]] = {}
+    for place, (pooled, value) in enumerate(zip(metrics, values, strict=True)):
+        if value is not None and len(pooled.sums) >= MIN_PROMPTS_FOR_INTERVAL:
+            alike.setdefault(len(pooled.sums), []).append(place)
+    found = [None if value is None else Interval(value, None, None) for value in values]
+    for places in alike.values():
+        for place, (low, high) in zip(places, _bounds([metrics[place] for place in places]), strict=True):
+            value = values[place]
+            assert value is not None
+            found[place] = Interval(value, low, high)
+    return found
+
+
+def _bounds(metrics: Sequence[Pooled]) -> Iterator[tuple[float | None, float | None]]:
+    """Lower and upper end of metrics over equally many prompts."""
+    import numpy
+
+    rows = [pooled.rows() for pooled in metrics]
+    resampled = resample_sums(numpy.concatenate(rows, axis=1))  # [resamples, columns of all]
+    ends = numpy.cumsum([own.shape[1] for own in rows])[:-1]
+    for pooled, own in zip(metrics, numpy.split(resampled, ends, axis=1), strict=True):
         with numpy.errstate(divide="ignore", invalid="ignore"):
-            values = numpy.asarray(self.formula(*resampled.T))
+            values = numpy.asarray(pooled.formula(*own.T))
         values = values[numpy.isfinite(values)]
         if values.size == 0:
-            return Interval(value, None, None)
+            yield None, None
+            continue
         tail = 100 * (1 - CONFIDENCE) / 2
         low, high = numpy.percentile(values, [tail, 100 - tail])
-        return Interval(value, float(low), float(high))
+        yield float(low), float(high)
 
 
 def resample_sums(rows: NDArray[numpy.float64]) -> NDArray[numpy.float64]:
@@ -117,38 +168,72 @@ def resample_sums(rows: NDArray[numpy.float64]) -> NDArray[numpy.float64]:
     """
     import numpy
 
-    num_prompts = len(rows)
+    # How often each prompt was drawn turns the sum over draws into one product.
+    return numpy.concatenate([counts.astype(numpy.float64) @ rows for counts in _draw_counts(len(rows))])
+
+
+_kept_counts: dict[int, list[NDArray[numpy.uint8]]] = {}  # number of prompts -> blocks
+
+
+def _draw_counts(num_prompts: int) -> Iterable[NDArray[numpy.uint8]]:
+    """How often each prompt is drawn, [resamples of a block, prompts], block by block.
+
+    The same for every metric over so many prompts; kept while there is room.
+    """
+    if num_prompts in _kept_counts:
+        return _kept_counts[num_prompts]
+    kept_bytes = sum(_kept_counts) * NUM_RESAMPLES
+    if kept_bytes + num_prompts * NUM_RESAMPLES > _MAX_KEPT_BYTES:
+        return _count_draws(num_prompts)
+    return _kept_counts.setdefault(num_prompts, list(_count_draws(num_prompts)))
+
+
+def _count_draws(num_prompts: int) -> Iterator[NDArray[numpy.uint8]]:
+    import numpy
+
     generator = numpy.random.default_rng(BOOTSTRAP_SEED)
     block = max(1, _DRAWS_PER_BLOCK // num_prompts)
-    parts = []
     for start in range(0, NUM_RESAMPLES, block):
         size = min(block, NUM_RESAMPLES - start)
         draws = generator.integers(0, num_prompts, size=(size, num_prompts))
-        # How often each prompt was drawn turns the sum over draws into one product.
-        offsets = numpy.arange(size)[:, None] * num_prompts
-        counts = numpy.bincount((draws + offsets).ravel(), minlength=size * num_prompts)
-        parts.append(counts.reshape(size, num_prompts) @ rows)
-    return numpy.concatenate(parts)
+        draws += numpy.arange(size)[:, None] * num_prompts
+        counts = numpy.bincount(draws.ravel(), minlength=size * num_prompts).reshape(size, num_prompts)
+        # once on average; 256 times, which would not fit, in fewer than one of 10^500 draws
+        yield counts.astype(numpy.uint8)
 
 
-def percentile(values: Sequence[float], percent: float) -> float | None:
+def percentile(values: Sequence[float] | NDArray[Any], percent: float) -> float | None:
     """Linear interpolation between the two nearest ranks; None for no values.
 
     Args:
         percent: 0..100.
     """
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
+    return percentiles(values, (percent,))[0]
+
+
+def percentiles(
+    values: Sequence[float] | NDArray[Any], percents: Sequence[float]
+) -> tuple[float | None, ...]:
+    """`percentile` of each percentage; the values are put in order once."""
+    import numpy
+
+    if not len(values):
+        return (None,) * len(percents)
+    ordered = numpy.sort(numpy.asarray(values))
+    places = [(len(ordered) - 1) * percent / 100 for percent in percents]
+    return tuple(_between_ranks(ordered, place) for place in places)
+
+
+def _between_ranks(ordered: NDArray[Any], place: float) -> float:
     below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    low, high = ordered[below].item(), ordered[min(below + 1, len(ordered) - 1)].item()
+    return float(low + (high - low) * (place - below))
 
 
-def arithmetic_mean(values: Sequence[float]) -> float | None:
+def arithmetic_mean(values: Sequence[float] | NDArray[Any]) -> float | None:
     """sum / count; None for no values."""
-    return math.fsum(values) / len(values) if values else None
+    numbers = values if isinstance(values, Sequence) else values.tolist()
+    return math.fsum(numbers) / len(numbers) if numbers else None
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:

@@ -1,0 +1,219 @@
+"""Requests as columns: one array per field instead of one object per request, so that a formula is one pass in C.
+
+A number that is not known stays unknown in every sum, difference and ratio that it enters, as None does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, overload
+
+import numpy
+from numpy.typing import NDArray
+
+from dflash.results.records import RequestRecord
+
+Mask = NDArray[numpy.bool_]
+Rows = NDArray[Any]  # a mask, or the places to take
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """One number of each request."""
+
+    values: NDArray[Any]  # [requests], int64 or float64; means nothing where it is not known
+    known: Mask  # [requests]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __add__(self, other: Column) -> Column:
+        return Column(self.values + other.values, self.known & other.known)
+
+    def __sub__(self, other: Column) -> Column:
+        return Column(self.values - other.values, self.known & other.known)
+
+    def __truediv__(self, other: Column | float) -> Column:
+        """Not known where the divisor is zero."""
+        if not isinstance(other, Column):
+            return Column(self.values / other, self.known)
+        known = self.known & other.known & (other.values != 0)
+        return Column(self.values / numpy.where(known, other.values, 1), known)
+
+    def plus(self, number: int) -> Column:
+        return Column(self.values + number, self.known)
+
+    def where(self, mask: Mask) -> Column:
+        """Known of these requests only."""
+        return Column(self.values, self.known & mask)
+
+    def where_not_zero(self) -> Column:
+        return self.where(self.values != 0)
+
+    def filled(self, number: int) -> Column:
+        """With `number` where it is not known."""
+        return Column(numpy.where(self.known, self.values, number), numpy.ones(len(self), dtype=bool))
+
+    def take(self, rows: Rows) -> Column:
+        return Column(self.values[rows], self.known[rows])
+
+    def numbers(self) -> NDArray[Any]:
+        """The known ones, in order."""
+        return self.values if self.known.all() else self.values[self.known]
+
+    def total(self) -> int:
+        """Sum of the known ones, of a column of integers."""
+        return int(self.numbers().sum())
+
+    def only(self) -> Any:
+        """The number of a single request; None where it is not known."""
+        return self.values[0].item() if self.known[0] else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HistogramColumn:
+    """One histogram of each request, end to end."""
+
+    counts: NDArray[numpy.int64]  # [bars of all requests]
+    num_bars: NDArray[numpy.int64]  # [requests]; 0 where it is not known
+    known: Mask  # [requests]
+
+    @property
+    def bars(self) -> NDArray[numpy.int64]:
+        """[bars of all requests]: which bar of its request each count is, from 0."""
+        ends = numpy.cumsum(self.num_bars)
+        return numpy.arange(len(self.counts)) - numpy.repeat(ends - self.num_bars, self.num_bars)
+
+    def total(self) -> NDArray[numpy.int64]:
+        """[longest histogram]: the sum over all requests, bar by bar."""
+        bars = self.bars
+        total = numpy.zeros(int(self.num_bars.max(initial=0)), dtype=numpy.int64)
+        numpy.add.at(total, bars, self.counts)
+        return total
+
+    def sums(self, weights: NDArray[numpy.int64] | int = 1) -> Column:
+        """Of each request, the sum of its counts, each times `weights` [bars of all requests]."""
+        before = numpy.concatenate([[0], numpy.cumsum(self.counts * weights)])
+        ends = numpy.cumsum(self.num_bars)
+        return Column(before[ends] - before[ends - self.num_bars], self.known)
+
+    def take(self, rows: Rows) -> HistogramColumn:
+        num_bars, known = self.num_bars[rows], self.known[rows]
+        starts = (numpy.cumsum(self.num_bars) - self.num_bars)[rows]
+        shifts = starts - (numpy.cumsum(num_bars) - num_bars)
+        places = numpy.arange(int(num_bars.sum())) + numpy.repeat(shifts, num_bars)
+        return HistogramColumn(self.counts[places], num_bars, known)
+
+
+class RequestTable(Sequence[RequestRecord]):
+    """Requests of which every field can be had as a column. A column is read when it is first asked for, and kept."""
+
+    def __init__(self, records: Sequence[RequestRecord]) -> None:
+        self._records: Sequence[RequestRecord] | None = records
+        self._whole: tuple[RequestTable, Rows] | None = None  # what this one was taken from
+        self._num_records = len(records)
+        self._columns: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        return iter(self.records)
+
+    @overload
+    def __getitem__(self, place: int) -> RequestRecord: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[RequestRecord]: ...
+    def __getitem__(self, place: int | slice) -> RequestRecord | Sequence[RequestRecord]:
+        return self.records[place]
+
+    @property
+    def records(self) -> Sequence[RequestRecord]:
+        """The requests one by one."""
+        if self._records is None:
+            assert self._whole is not None
+            whole, rows = self._whole
+            records = whole.records
+            self._records = tuple(records[row] for row in rows.tolist())
+        return self._records
+
+    def take(self, rows: Rows) -> RequestTable:
+        """Some of the requests: those of a mask, or those at these places."""
+        places = numpy.flatnonzero(rows) if rows.dtype == bool else rows
+        table = RequestTable(())
+        table._records, table._whole, table._num_records = None, (self, places), len(places)
+        return table
+
+    def integers(self, name: str) -> Column:
+        """A field that holds an integer or None."""
+        column: Column = self._column(name, _integers)
+        return column
+
+    def texts(self, name: str) -> NDArray[Any]:
+        """[requests]: a field that holds a text or None."""
+        texts: NDArray[Any] = self._column(name, _objects)
+        return texts
+
+    def histograms(self, name: str) -> HistogramColumn:
+        """A field that holds a tuple of counts or None."""
+        column: HistogramColumn = self._column(name, _histograms)
+        return column
+
+    @property
+    def completed(self) -> Mask:
+        """[requests]: which ended by a stop token or at their limit."""
+        if "completed" not in self._columns:
+            reasons = self.texts("finish_reason")
+            self._columns["completed"] = (reasons == "stop") | (reasons == "length")
+        mask: Mask = self._columns["completed"]
+        return mask
+
+    @property
+    def prompts(self) -> tuple[NDArray[numpy.int64], list[str]]:
+        """[requests]: the number of each one's prompt, and the prompts' ids by number, as they first come."""
+        if "prompts" not in self._columns:
+            numbers: dict[str, int] = {}
+            codes = [numbers.setdefault(name, len(numbers)) for name in self.texts("prompt_id").tolist()]
+            self._columns["prompts"] = (numpy.array(codes, dtype=numpy.int64), list(numbers))
+        found: tuple[NDArray[numpy.int64], list[str]] = self._columns["prompts"]
+        return found
+
+    def _column(self, name: str, read: Any) -> Any:
+        if name not in self._columns:
+            if self._whole is None:
+                self._columns[name] = read([getattr(record, name) for record in self.records])
+            else:
+                whole, rows = self._whole
+                column = whole._column(name, read)
+                self._columns[name] = column[rows] if isinstance(column, numpy.ndarray) else column.take(rows)
+        return self._columns[name]
+
+
+def table_of(records: Sequence[RequestRecord]) -> RequestTable:
+    """The requests as a table; a table is itself."""
+    return records if isinstance(records, RequestTable) else RequestTable(records)
+
+
+def _integers(values: Sequence[int | None]) -> Column:
+    if None not in values:
+        return Column(numpy.array(values, dtype=numpy.int64), numpy.ones(len(values), dtype=bool))
+    known = numpy.fromiter((value is not None for value in values), dtype=bool, count=len(values))
+    numbers = numpy.fromiter((value or 0 for value in values), dtype=numpy.int64, count=len(values))
+    return Column(numbers, known)
+
+
+def _objects(values: Sequence[Any]) -> NDArray[Any]:
+    array = numpy.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _histograms(values: Sequence[tuple[int, ...] | None]) -> HistogramColumn:
+    known = numpy.fromiter((value is not None for value in values), dtype=bool, count=len(values))
+    num_bars = numpy.fromiter((len(value or ()) for value in values), dtype=numpy.int64, count=len(values))
+    counts = numpy.fromiter(
+        chain.from_iterable(value for value in values if value is not None), dtype=numpy.int64
+    )
+    return HistogramColumn(counts, num_bars, known)

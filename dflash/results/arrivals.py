@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from dflash.results.in_flight import Stretch, Window, busy_intervals, steady_windows
+from dflash.results.columns import table_of
+from dflash.results.in_flight import Stretch, Window, busy_spans, steady_windows
 from dflash.results.records import Cell, ChunkRecord, RequestRecord
 from dflash.results.request_metrics import NS_PER_S, Records, completed
 
@@ -116,8 +117,7 @@ def peak_output_tok_s(records: Records, arrivals: Arrivals) -> float | None:
     if not _is_complete(records, arrivals):
         return None
     peaks = []
-    for segment, intervals in busy_intervals(records).items():
-        starts, ends = numpy.asarray(intervals, dtype=numpy.int64).T
+    for segment, (starts, ends) in busy_spans(records).items():
         lengths = ends - starts
         if lengths.sum() < PEAK_WINDOW_NS:
             continue
@@ -132,9 +132,10 @@ def peak_output_tok_s(records: Records, arrivals: Arrivals) -> float | None:
 
 def least_peak_tok_s(records: Records) -> float | None:
     """Output tokens / number of 1 s windows that cover the busy time: a peak below this was not counted rightly."""
-    intervals = busy_intervals(records).values()
-    num_windows = sum(sum(end - start for start, end in spans) // PEAK_WINDOW_NS + 1 for spans in intervals)
-    tokens = sum(record.num_output_tokens or 0 for record in completed(records))
+    busy_ns = [int((ends - starts).sum()) for starts, ends in busy_spans(records).values()]
+    num_windows = sum(time_ns // PEAK_WINDOW_NS + 1 for time_ns in busy_ns)
+    requests = table_of(records)
+    tokens = requests.integers("num_output_tokens").where(requests.completed).total()
     return tokens / num_windows if num_windows else None
 
 
@@ -168,16 +169,16 @@ def steady_state(cell: Cell, records: Records, arrivals: Arrivals) -> SteadyStat
     for stretch, window in windows.items():
         arrived = _arrived_in(arrivals.stretches.get(stretch, StretchArrivals()), window)
         tokens, decode_tokens = tokens + arrived[0], decode_tokens + arrived[1]
-    decode_ns = sum(
-        _overlap_ns(record, windows.get((record.segment, record.block))) for record in completed(records)
-    )
+    decode_ns = sum(_overlap_ns(records, stretch, window) for stretch, window in windows.items())
     decode = decode_tokens / (decode_ns / NS_PER_S) if decode_ns else None
     return SteadyState(seconds, tokens / seconds, decode)
 
 
 def _is_complete(records: Records, arrivals: Arrivals) -> bool:
     """Whether the chunks of every completed request with a token have known sizes."""
-    num_with_tokens = sum(record.num_output_tokens != 0 for record in completed(records))
+    requests = table_of(records)
+    tokens = requests.integers("num_output_tokens")
+    num_with_tokens = int((requests.completed & ~(tokens.known & (tokens.values == 0))).sum())
     return 0 < num_with_tokens == arrivals.num_sized
 
 
@@ -213,8 +214,12 @@ def _arrived_in(stretch: StretchArrivals, window: Window) -> tuple[int, int]:
     return int(tokens.sum()), int(numpy.asarray(stretch.num_decode_tokens, dtype=numpy.int64)[inside].sum())
 
 
-def _overlap_ns(record: RequestRecord, window: Window | None) -> int:
-    """How much of a request's decode time lies in the window."""
-    if window is None or record.first_ns is None or record.last_ns is None:
-        return 0
-    return max(0, min(record.last_ns, window[1]) - max(record.first_ns, window[0]))
+def _overlap_ns(records: Records, stretch: Stretch, window: Window) -> int:
+    """How much of the decode time of a stretch's requests lies in the window."""
+    requests = table_of(records)
+    first, last = requests.integers("first_ns"), requests.integers("last_ns")
+    rows = requests.completed & first.known & last.known
+    for name, number in zip(("segment", "block"), stretch, strict=True):
+        rows = rows & (requests.integers(name).values == number)
+    overlaps = last.values[rows].clip(max=window[1]) - first.values[rows].clip(min=window[0])
+    return int(overlaps.clip(min=0).sum())

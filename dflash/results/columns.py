@@ -5,7 +5,8 @@ A number that is not known stays unknown in every sum, difference and ratio that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, overload
@@ -17,6 +18,7 @@ from dflash.results.records import RequestRecord
 
 Mask = NDArray[numpy.bool_]
 Rows = NDArray[Any]  # a mask, or the places to take
+RequestKey = tuple[str, str, int, int]  # cell, prompt, turn, repeat
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +117,7 @@ class RequestTable(Sequence[RequestRecord]):
         self._whole: tuple[RequestTable, Rows] | None = None  # what this one was taken from
         self._num_records = len(records)
         self._columns: dict[str, Any] = {}
+        self._looked_up: tuple[Mapping[RequestKey, Any], NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         return self._num_records
@@ -180,6 +183,28 @@ class RequestTable(Sequence[RequestRecord]):
         found: tuple[NDArray[numpy.int64], list[str]] = self._columns["prompts"]
         return found
 
+    @property
+    def keys(self) -> list[RequestKey]:
+        """Cell, prompt, turn and repeat of each."""
+        if "keys" not in self._columns:
+            fields = [self.texts(name).tolist() for name in ("cell_id", "prompt_id")]
+            fields += [self.integers(name).values.tolist() for name in ("turn", "repeat")]
+            self._columns["keys"] = list(zip(*fields, strict=True))
+        keys: list[RequestKey] = self._columns["keys"]
+        return keys
+
+    def look_up(self, known: Mapping[RequestKey, Any]) -> NDArray[Any]:
+        """[requests]: what is known of each by its key; None: nothing."""
+        mapping, found = self._looked_up or (None, None)
+        if found is None or mapping is not known:
+            if self._whole is not None and known:
+                whole, rows = self._whole
+                found = whole.look_up(known)[rows]
+            else:
+                found = _objects([known.get(key) for key in self.keys] if known else [None] * len(self))
+            self._looked_up = (known, found)
+        return found
+
     def _column(self, name: str, read: Any) -> Any:
         if name not in self._columns:
             if self._whole is None:
@@ -189,6 +214,33 @@ class RequestTable(Sequence[RequestRecord]):
                 column = whole._column(name, read)
                 self._columns[name] = column[rows] if isinstance(column, numpy.ndarray) else column.take(rows)
         return self._columns[name]
+
+
+def first_come(codes: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
+    """The different codes, in the order in which they first come."""
+    different, first = numpy.unique(codes, return_index=True)
+    order: NDArray[numpy.int64] = different[numpy.argsort(first)]
+    return order
+
+
+def counted(values: NDArray[Any]) -> dict[Any, int]:
+    """How often each value comes, in the order in which they first come."""
+    return dict(Counter(values.tolist()))
+
+
+def unit_codes(
+    first: RequestTable, second: RequestTable
+) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """[requests] of each: equal numbers for an equal prompt, turn and repeat, in one table or in both."""
+    (codes, names), (other_codes, other_names) = first.prompts, second.prompts
+    numbers = {name: number for number, name in enumerate(names)}
+    shared = numpy.array([numbers.setdefault(name, len(numbers)) for name in other_names], dtype=numpy.int64)
+    units = numpy.concatenate([codes, shared[other_codes]])
+    for field in ("turn", "repeat"):
+        values = numpy.concatenate([table.integers(field).values for table in (first, second)])
+        different, place = numpy.unique(values, return_inverse=True)
+        units = units * max(1, len(different)) + place
+    return units[: len(first)], units[len(first) :]
 
 
 def table_of(records: Sequence[RequestRecord]) -> RequestTable:

@@ -7,17 +7,17 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dflash.errors import UsageError
+from dflash.results.columns import Mask, RequestTable, table_of
 from dflash.results.metrics import busy_time_s
 from dflash.results.records import Cell, RequestRecord
 from dflash.results.request_metrics import (
     Records,
-    completed,
-    num_decode_tokens,
-    request_e2el_from_due_s,
-    request_e2el_s,
-    request_tpot_s,
-    request_ttft_from_due_s,
-    request_ttft_s,
+    decode_token_counts,
+    e2els_from_due_s,
+    e2els_s,
+    tpots_s,
+    ttfts_from_due_s,
+    ttfts_s,
 )
 
 
@@ -56,21 +56,31 @@ def meets(cell: Cell, record: RequestRecord, slo: Slo) -> bool:
     not make the server look better. An output without a decode token has no TPOT, and so keeps that limit. What was
     not measured is not met.
     """
-    if not record.completed:
-        return False
+    return bool(_within(cell, RequestTable((record,)), slo)[0])
+
+
+def _within(cell: Cell, requests: RequestTable, slo: Slo) -> Mask:
+    """[requests]: `meets` of each."""
     from_due = cell.workload.request_rate is not None
-    ttft = request_ttft_from_due_s(record) if from_due else request_ttft_s(record)
-    e2el = request_e2el_from_due_s(record) if from_due else request_e2el_s(record)
-    tpot = 0.0 if num_decode_tokens(record) == 0 else request_tpot_s(record)
-    limits = ((ttft, slo.ttft_s), (tpot, slo.tpot_s), (e2el, slo.e2el_s))
-    return all(limit is None or (value is not None and value <= limit) for value, limit in limits)
+    tokens = decode_token_counts(requests)
+    has_no_tpot = tokens.known & (tokens.values == 0)
+    within = requests.completed
+    for figure, limit, is_met in (
+        (ttfts_from_due_s if from_due else ttfts_s, slo.ttft_s, False),
+        (e2els_from_due_s if from_due else e2els_s, slo.e2el_s, False),
+        (tpots_s, slo.tpot_s, has_no_tpot),
+    ):
+        if limit is not None:
+            values = figure(requests)
+            within = within & (is_met | (values.known & (values.values <= limit)))
+    return within
 
 
 def num_within_slo(cell: Cell, records: Records, slo: Slo | None) -> int | None:
     """Completed requests that meet every limit; failed ones never do."""
     if slo is None or not records:
         return None
-    return sum(meets(cell, record, slo) for record in completed(records))
+    return int(_within(cell, table_of(records), slo).sum())
 
 
 def goodput_req_s(cell: Cell, records: Records, slo: Slo | None) -> float | None:

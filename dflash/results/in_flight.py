@@ -4,30 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy
+from numpy.typing import NDArray
+
+from dflash.results.columns import table_of
 from dflash.results.records import RequestRecord
 
+Times = NDArray[numpy.int64]
+Spans = tuple[Times, Times]  # starts and ends, ns on the clock of one segment
 Window = tuple[int, int]  # ns on the clock of one segment
 Stretch = tuple[int, int]  # segment, block
 
 
-def busy_intervals(records: Sequence[RequestRecord]) -> dict[int, list[Window]]:
+def busy_spans(records: Sequence[RequestRecord]) -> dict[int, Spans]:
     """By segment, the times with at least one request in flight (failed ones included), in order and apart.
 
     From sending the first to the last answer: what a client does before, between and after is not in it.
     """
-    spans = sorted(
-        (record.segment, record.sent_ns, record.last_ns)
-        for record in records
-        if record.sent_ns is not None and record.last_ns is not None
-    )
-    busy: dict[int, list[Window]] = {}
-    for segment, start, end in spans:
-        intervals = busy.setdefault(segment, [])
-        if intervals and start <= intervals[-1][1]:
-            intervals[-1] = (intervals[-1][0], max(end, intervals[-1][1]))
-        else:
-            intervals.append((start, end))
-    return busy
+    segments, starts, ends, _ = _in_flight(records)
+    order = numpy.lexsort((ends, starts, segments))
+    spans = {}
+    for segment in numpy.unique(segments).tolist():
+        own = order[segments[order] == segment]
+        start, latest_end = starts[own], numpy.maximum.accumulate(ends[own])
+        begins = numpy.flatnonzero(numpy.concatenate([[True], start[1:] > latest_end[:-1]]))
+        spans[segment] = (start[begins], latest_end[numpy.append(begins[1:], len(own)) - 1])
+    return spans
+
+
+def busy_intervals(records: Sequence[RequestRecord]) -> dict[int, list[Window]]:
+    """`busy_spans` as pairs of start and end."""
+    return {
+        segment: list(zip(starts.tolist(), ends.tolist(), strict=True))
+        for segment, (starts, ends) in busy_spans(records).items()
+    }
 
 
 def steady_windows(records: Sequence[RequestRecord], concurrency: int) -> dict[Stretch, Window]:
@@ -36,23 +46,33 @@ def steady_windows(records: Sequence[RequestRecord], concurrency: int) -> dict[S
 
     A request that ends as another is sent makes way for it: the level is reached only by requests that overlap.
     """
-    changes: dict[Stretch, list[tuple[int, int]]] = {}
-    for record in records:
-        if record.sent_ns is not None and record.last_ns is not None:
-            stretch = changes.setdefault((record.segment, record.block), [])
-            stretch += [(record.sent_ns, 1), (record.last_ns, -1)]
-    found = {stretch: _time_at_level(sorted(moments), concurrency) for stretch, moments in changes.items()}
-    return {stretch: window for stretch, window in found.items() if window is not None}
+    segments, starts, ends, blocks = _in_flight(records)
+    found = {}
+    for segment, block in dict.fromkeys(zip(segments.tolist(), blocks.tolist(), strict=True)):
+        own = (segments == segment) & (blocks == block)
+        window = _time_at_level(starts[own], ends[own], concurrency)
+        if window is not None:
+            found[(segment, block)] = window
+    return found
 
 
-def _time_at_level(changes: Sequence[tuple[int, int]], level: int) -> Window | None:
-    """Args: (moment, +1 or -1) in order, ends before beginnings of the same moment."""
-    reached = left = None
-    in_flight = 0
-    for moment, change in changes:
-        if change < 0 and in_flight == level:
-            left = moment
-        in_flight += change
-        if change > 0 and in_flight == level and reached is None:
-            reached = moment
-    return None if reached is None or left is None else (reached, left)
+def _in_flight(records: Sequence[RequestRecord]) -> tuple[Times, Times, Times, Times]:
+    """Segment, start, end and block of the requests that have both stamps."""
+    requests = table_of(records)
+    start, end = requests.integers("sent_ns"), requests.integers("last_ns")
+    known = start.known & end.known
+    segment, block = requests.integers("segment"), requests.integers("block")
+    return segment.values[known], start.values[known], end.values[known], block.values[known]
+
+
+def _time_at_level(starts: Times, ends: Times, level: int) -> Window | None:
+    moments = numpy.concatenate([starts, ends])
+    changes = numpy.concatenate([numpy.ones(len(starts), dtype=int), numpy.full(len(ends), -1)])
+    order = numpy.lexsort((changes, moments))  # of the same moment, ends before beginnings
+    moments, changes = moments[order], changes[order]
+    in_flight = numpy.cumsum(changes)
+    reached = numpy.flatnonzero((changes > 0) & (in_flight == level))
+    left = numpy.flatnonzero((changes < 0) & (in_flight == level - 1))
+    if not len(reached) or not len(left):
+        return None
+    return int(moments[reached[0]]), int(moments[left[-1]])

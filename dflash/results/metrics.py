@@ -14,7 +14,7 @@ from collections import Counter
 from dflash.results.acceptance_metrics import acceptance_length as acceptance_length
 from dflash.results.acceptance_metrics import acceptance_length_untrimmed as acceptance_length_untrimmed
 from dflash.results.columns import Column, RequestTable, table_of
-from dflash.results.in_flight import busy_intervals
+from dflash.results.in_flight import busy_spans
 from dflash.results.request_metrics import (
     NS_PER_S,
     Records,
@@ -93,8 +93,7 @@ def busy_time_s(records: Records) -> float | None:
     """Time during which at least one request, failed ones included, was in flight, summed over the
     segments.
     """
-    intervals = busy_intervals(records).values()
-    busy_ns = sum(end - start for spans in intervals for start, end in spans)
+    busy_ns = sum(int((ends - starts).sum()) for starts, ends in busy_spans(records).values())
     return busy_ns / NS_PER_S if busy_ns else None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy
 
 from dflash.results import metrics, request_metrics
-from dflash.results.columns import Column, RequestTable
+from dflash.results.columns import Column, RequestTable, first_come
 from dflash.results.pairing import Pair, Pairs, pairs_of
 from dflash.results.pairing import Pairing as Pairing
 from dflash.results.pairing import pair_units as pair_units
@@ -137,9 +137,7 @@ def agreement_by_prompt(pairing: Pairing) -> dict[str, bool]:
     known = (first != None) & (second != None)  # noqa: E711 - of each element
     codes, prompt_ids = pairs.arm.prompts
     differs = numpy.bincount(codes[known], first[known] != second[known], minlength=len(prompt_ids)) > 0
-    places, came = numpy.unique(codes[known], return_index=True)
-    order = places[numpy.argsort(came)]
-    return {prompt_ids[place]: not differs[place] for place in order.tolist()}
+    return {prompt_ids[place]: not differs[place] for place in first_come(codes[known]).tolist()}
 
 
 def _pool(pairs: Sequence[Pair], columns: PairColumns, formula: Callable[..., float]) -> Pooled:

@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy
 from numpy.typing import NDArray
 
-from dflash.results.columns import Mask, RequestTable, Rows, table_of
+from dflash.results.columns import Mask, RequestTable, Rows, counted, table_of, unit_codes
 from dflash.results.records import RequestRecord
 from dflash.results.request_metrics import decode_columns
 
@@ -80,7 +80,7 @@ def pair_units(baseline: Sequence[RequestRecord], arm: Sequence[RequestRecord]) 
     is_completed = both.baseline.completed & both.arm.completed
     is_paired = reasons[in_both] == ""
     return Pairing(
-        both.take(is_completed & is_paired), both.take(is_completed), _counted(reasons[reasons != ""])
+        both.take(is_completed & is_paired), both.take(is_completed), counted(reasons[reasons != ""])
     )
 
 
@@ -88,7 +88,7 @@ def _rows_by_unit(
     baseline: RequestTable, arm: RequestTable
 ) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
     """Where each unit's last record is in both arms; units in the order of the baseline, then the arm's own."""
-    codes = _unit_codes(baseline, arm)
+    codes = numpy.concatenate(unit_codes(baseline, arm))
     units, first = numpy.unique(codes, return_index=True)
     rows = numpy.full((2, len(units)), -1, dtype=numpy.int64)
     places = numpy.searchsorted(units, codes)
@@ -96,19 +96,6 @@ def _rows_by_unit(
     rows[1, places[len(baseline) :]] = numpy.arange(len(arm))
     order = numpy.argsort(first)
     return rows[0, order], rows[1, order]
-
-
-def _unit_codes(baseline: RequestTable, arm: RequestTable) -> NDArray[numpy.int64]:
-    """[requests of both]: equal numbers for equal units."""
-    (codes, names), (other_codes, other_names) = baseline.prompts, arm.prompts
-    numbers = {name: number for number, name in enumerate(names)}
-    shared = numpy.array([numbers.setdefault(name, len(numbers)) for name in other_names], dtype=numpy.int64)
-    units = numpy.concatenate([codes, shared[other_codes]])
-    for field in ("turn", "repeat"):
-        values = numpy.concatenate([table.integers(field).values for table in (baseline, arm)])
-        different, place = numpy.unique(values, return_inverse=True)
-        units = units * max(1, len(different)) + place
-    return units
 
 
 def _both_known_and_unlike(pairs: Pairs, field: str) -> Mask:
@@ -142,11 +129,3 @@ def _at(mask: Mask, rows: NDArray[Any]) -> Mask:
 
 def _add_reason(reasons: NDArray[Any], mask: Mask, reason: str) -> None:
     reasons[mask & (reasons == "")] = reason
-
-
-def _counted(reasons: NDArray[Any]) -> dict[str, int]:
-    """How often each comes, in the order in which they first come."""
-    counts: dict[str, int] = {}
-    for reason in reasons.tolist():
-        counts[reason] = counts.get(reason, 0) + 1
-    return counts

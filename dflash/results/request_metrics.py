@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from dflash.results.columns import Column, Mask, RequestTable, table_of
+from dflash.results.columns import Column, Mask, RequestTable, first_come, table_of
 from dflash.results.records import RequestRecord
 from dflash.results.stats import Pooled, PromptSums
 
@@ -153,8 +153,7 @@ def sum_by_prompt(
         columns: one number of each of them.
     """
     codes, prompt_ids = requests.prompts
-    places, first = numpy.unique(codes[rows], return_index=True)
-    order = places[numpy.argsort(first)]  # as the prompts first come: that decides which draws fall on which
+    order = first_come(codes[rows])  # that decides which draws fall on which prompt
     sums = [numpy.bincount(codes[rows], weights=column, minlength=len(prompt_ids)) for column in columns]
     names = [prompt_ids[place] for place in order.tolist()]
     return Pooled(PromptSums(names, numpy.stack([column[order] for column in sums], axis=1)), formula)

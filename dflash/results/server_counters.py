@@ -10,9 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy
+from numpy.typing import NDArray
+
+from dflash.results.columns import RequestTable, table_of
 from dflash.results.in_flight import Stretch
 from dflash.results.records import PrefixCacheState, RequestRecord, WindowRecord
-from dflash.results.request_metrics import completed
+from dflash.results.request_metrics import num_completed
 
 CountersVerdict = Literal[
     "reconciled",  # equal to what our own requests make
@@ -148,52 +152,54 @@ def count_server(records: Sequence[RequestRecord], windows: Iterable[WindowRecor
         records: of the last attempts. A stretch that has none left is not looked at.
         windows: of this cell.
     """
-    members: dict[Stretch, list[RequestRecord]] = {}
-    for record in records:
-        members.setdefault((record.segment, record.block), []).append(record)
+    requests = table_of(records)
+    members = _by_stretch(requests)
     latest = {(window.segment, window.block): window for window in windows}
     used = tuple(window for stretch, window in sorted(latest.items()) if stretch in members)
     # requests of a stretch that a later process ran again are no longer seen
     last_segment = max((segment for segment, _ in members), default=0)
     checks = [
-        _check(window, members[(window.segment, window.block)], window.segment < last_segment)
+        _check(window, members[(window.segment, window.block)][1], window.segment < last_segment)
         for window in used
     ]
-    known = [
-        record
-        for window in used
-        if window.counters in _KNOWN
-        for record in members[(window.segment, window.block)]
-    ]
+    counted = [members[(window.segment, window.block)] for window in used if window.counters in _KNOWN]
+    known = requests.take(numpy.concatenate([numpy.zeros(0, dtype=int), *(places for places, _ in counted)]))
     verdicts = {verdict for verdict, _ in checks} or {"missing"}
     return ServerCounts(
         windows=used,
         verdict=next(verdict for verdict in _WORST_FIRST if verdict in verdicts),
         reasons=tuple(dict.fromkeys(window.counters_reason for window in used if window.counters_reason)),
         mismatches=_summed([mismatch for _, mismatches in checks for mismatch in mismatches]),
-        own={name: total for name in COMPARED if known and (total := own_total(known, name)) is not None},
-        num_not_completed=sum(not record.completed for record in known),
-        num_covered=len(completed(known)),
-        num_completed=len(completed(records)),
+        own={
+            name: total for name in COMPARED if len(known) and (total := own_total(known, name)) is not None
+        },
+        num_not_completed=len(known) - num_completed(known),
+        num_covered=num_completed(known),
+        num_completed=num_completed(requests),
     )
 
 
 def own_total(records: Sequence[RequestRecord], name: str) -> int | None:
     """What our own completed requests say a counter should be; None where one of them does not tell."""
-    field = COMPARED[name]
-    values = [1 if field is None else getattr(record, field) for record in completed(records)]
-    return None if None in values else sum(values)
+    field, requests = COMPARED[name], table_of(records)
+    if field is None:
+        return num_completed(requests)
+    column = requests.integers(field).take(requests.completed)
+    return column.total() if column.known.all() else None
 
 
 def cached_prompt_share(records: Sequence[RequestRecord]) -> float | None:
     """sum(cached prompt tokens) / sum(prompt tokens) over completed requests; None where an engine does not tell it
     of every one of them.
     """
-    known = [(record.num_cached_tokens, record.num_prompt_tokens) for record in completed(records)]
-    if not known or any(None in pair for pair in known):
+    requests = table_of(records)
+    cached, prompt = (
+        requests.integers(name).take(requests.completed)
+        for name in ("num_cached_tokens", "num_prompt_tokens")
+    )
+    if not len(prompt) or not (cached.known & prompt.known).all():
         return None
-    total = sum(prompt or 0 for _, prompt in known)
-    return sum(cached or 0 for cached, _ in known) / total if total else None
+    return cached.total() / prompt.total() if prompt.total() else None
 
 
 CacheMark = Literal["cached", "cache_unknown"]
@@ -209,6 +215,16 @@ def cache_mark(share: float | None, prefix_cache: PrefixCacheState | None) -> Ca
     if share:
         return "cached"
     return "cache_unknown" if share is None and prefix_cache == "unknown" else None
+
+
+def _by_stretch(requests: RequestTable) -> dict[Stretch, tuple[NDArray[numpy.int64], RequestTable]]:
+    """The places of the requests of every stretch of load, and those requests."""
+    segments, blocks = requests.integers("segment").values, requests.integers("block").values
+    members = {}
+    for segment, block in dict.fromkeys(zip(segments.tolist(), blocks.tolist(), strict=True)):
+        places = numpy.flatnonzero((segments == segment) & (blocks == block))
+        members[(segment, block)] = (places, requests.take(places))
+    return members
 
 
 def _check(
@@ -229,7 +245,7 @@ def _check(
     mismatches = [Mismatch(name, server, own) for name, server, own in pairs if server != own]
     if any(mismatch.server < mismatch.own for mismatch in mismatches):
         return "too_low", mismatches
-    if not pairs or any(not record.completed for record in members):
+    if not pairs or num_completed(members) < len(members):
         return "not_checkable", mismatches
     if not mismatches:
         return ("reconciled" if window.counters == "settled" else "unsettled"), []

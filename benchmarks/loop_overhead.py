@@ -27,7 +27,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dflash import quickstart
 from dflash.backends.memory import PeakMemory
-from dflash.decoding import Decoded, dflash_generate, plain_generate
+from dflash.decoded import Decoded
+from dflash.decoding import dflash_generate, plain_generate
 from dflash.few_rows import use_few_row_products, use_grouped_attention
 from dflash.model import DFlashDraftModel
 from dflash.quickstart.target import ensure_target

@@ -1,4 +1,4 @@
-"""Acceptance on plain integers: prefix length, cutting at stop and limit, counts; and NumPy forms of the sampling rule.
+"""Acceptance on plain integers: prefix length, cutting at stop and limit, counts; the sampling rule and its NumPy form.
 
 The loops of all in-process engines count with these functions. The NumPy functions at the end are the reference that
 array forms are tested against.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from dflash.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,6 +76,33 @@ def histogram(lengths: Sequence[int], block_size: int) -> tuple[int, ...]:
     for length in lengths:
         counts[length - 1] += 1
     return tuple(counts)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """Temperature 0 is greedy; otherwise temperature, then top-k, then top-p.
+
+    Raises:
+        UsageError: out of range, or top-p or top-k at temperature 0.
+    """
+
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UsageError(f"temperature {self.temperature} is not a number from 0 up", "choose 0 or more")
+        if self.temperature == 0 and (self.top_p is not None or self.top_k is not None):
+            raise UsageError(
+                "top-p and top-k have no effect at temperature 0", "leave them out, or set a temperature"
+            )
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UsageError(
+                f"top-p {self.top_p} is not above 0 and at most 1", "choose a value such as 0.95"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"top-k {self.top_k} keeps no token", "choose 1 or more")
 
 
 def target_distribution(

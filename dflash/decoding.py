@@ -7,98 +7,21 @@ on the host and the device idle, `first` and every step with the new ids on the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dflash.acceptance import cut_output, deliver, histogram
+from dflash.acceptance import SamplingRule, cut_output, deliver
+from dflash.decoded import Clock, Decoded, OnTokens, Progress, checked_limit
 from dflash.draft_config import check_block_size, check_target
 from dflash.errors import RequestError, UsageError
-from dflash.sampling import SamplingRule, TokenPicker
+from dflash.sampling import TokenPicker
 from dflash.step_timer import StepTimer, synchronise
 from dflash.target import FeatureTap, Target
 
 if TYPE_CHECKING:
     from dflash.model import DFlashDraftModel
-
-Clock = Callable[[], int]
-OnTokens = Callable[[tuple[int, ...]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """What one request gave: ids, stamps and counts. `block_size` None: plain decoding."""
-
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]  # up to and including the stop token
-    finish_reason: Literal["stop", "length"]
-    block_size: int | None
-    sent_ns: int
-    first_ns: int
-    step_gaps_ns: tuple[int, ...]  # decode step by decode step
-    step_num_tokens: tuple[int, ...]  # delivered
-    step_num_accepted: tuple[int, ...]  # untrimmed; empty for plain decoding
-    draft_ns: int | None
-    verify_ns: int | None
-
-    @property
-    def last_ns(self) -> int:
-        return self.first_ns + sum(self.step_gaps_ns)
-
-    @property
-    def num_decode_steps(self) -> int:
-        return len(self.step_num_tokens)
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return (self.block_size - 1) * self.num_decode_steps if self.block_size else 0
-
-    @property
-    def num_accepted_tokens(self) -> int:
-        return sum(self.step_num_accepted)
-
-    @property
-    def acceptance_histogram(self) -> tuple[int, ...]:
-        """[k-1] = decode steps that delivered k tokens."""
-        return histogram(self.step_num_tokens, self.block_size or 1)
-
-    @property
-    def acceptance_histogram_untrimmed(self) -> tuple[int, ...]:
-        """[k-1] = verify steps that accepted k-1 draft tokens."""
-        return histogram([accepted + 1 for accepted in self.step_num_accepted], self.block_size or 1)
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What a loop has delivered so far."""
-
-    clock: Clock
-    on_tokens: OnTokens | None
-    last_stamp_ns: int = 0
-    output_ids: list[int] = field(default_factory=list)
-    gaps_ns: list[int] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
-    num_accepted: list[int] = field(default_factory=list)
-
-    def add_first(self, token_ids: tuple[int, ...], now_ns: int) -> None:
-        self.last_stamp_ns = now_ns
-        self._deliver(token_ids)
-
-    def add_step(self, token_ids: tuple[int, ...], num_accepted: int | None = None) -> None:
-        now_ns = self.clock()
-        self.gaps_ns.append(now_ns - self.last_stamp_ns)
-        self.last_stamp_ns = now_ns
-        self.num_tokens.append(len(token_ids))
-        if num_accepted is not None:
-            self.num_accepted.append(num_accepted)
-        self._deliver(token_ids)
-
-    def _deliver(self, token_ids: tuple[int, ...]) -> None:
-        self.output_ids.extend(token_ids)
-        if self.on_tokens is not None:
-            self.on_tokens(token_ids)
 
 
 @torch.inference_mode()
@@ -151,7 +74,7 @@ def dflash_generate(
     )
     prompt_ids = _prompt_ids(input_ids)
     rule = SamplingRule(temperature, top_p, top_k)
-    picker = TokenPicker(rule, seed, _checked_limit(max_new_tokens) + block_size, seen.device)
+    picker = TokenPicker(rule, seed, checked_limit(max_new_tokens) + block_size, seen.device)
     stops = frozenset(stop_token_ids or ())
     with FeatureTap(seen, draft.target_layer_ids) as tap:
         decoded = _decode_blocks(
@@ -163,7 +86,7 @@ def dflash_generate(
             stops,
             block_size,
             picker,
-            _Progress(clock, on_tokens),
+            Progress(clock, on_tokens),
         )
     return decoded if return_stats else _all_ids(decoded, seen)
 
@@ -190,9 +113,9 @@ def plain_generate(
     seen = _as_target(target)
     prompt_ids = _prompt_ids(input_ids)
     rule = SamplingRule(temperature, top_p, top_k)
-    picker = TokenPicker(rule, seed, _checked_limit(max_new_tokens), seen.device)
+    picker = TokenPicker(rule, seed, checked_limit(max_new_tokens), seen.device)
     decoded = _decode_tokens(
-        seen, prompt_ids, max_new_tokens, frozenset(stop_token_ids or ()), picker, _Progress(clock, on_tokens)
+        seen, prompt_ids, max_new_tokens, frozenset(stop_token_ids or ()), picker, Progress(clock, on_tokens)
     )
     return decoded if return_stats else _all_ids(decoded, seen)
 
@@ -203,13 +126,12 @@ def _decode_tokens(
     max_new_tokens: int,
     stops: frozenset[int],
     picker: TokenPicker,
-    progress: _Progress,
+    progress: Progress,
 ) -> Decoded:
     synchronise(target.device)
-    sent_ns = progress.clock()
+    progress.start()
     cache = target.new_cache(len(prompt_ids) + max_new_tokens)
     token, finish_reason = _prefill(target, cache, prompt_ids, max_new_tokens, stops, picker, progress)
-    first_ns = progress.last_stamp_ns
     while finish_reason is None:
         logits = target.forward(token[None], cache, num_logits=1)
         token = picker.pick(logits, len(progress.output_ids))  # [1]
@@ -217,7 +139,7 @@ def _decode_tokens(
             token.tolist(), stops, max_new_tokens - len(progress.output_ids)
         )
         progress.add_step(token_ids)
-    return _decoded(prompt_ids, progress, finish_reason, None, sent_ns, first_ns, None)
+    return progress.decoded(prompt_ids, finish_reason, None)
 
 
 def _decode_blocks(
@@ -229,17 +151,16 @@ def _decode_blocks(
     stops: frozenset[int],
     block_size: int,
     picker: TokenPicker,
-    progress: _Progress,
+    progress: Progress,
 ) -> Decoded:
     synchronise(target.device)
-    sent_ns = progress.clock()
+    progress.start()
     # The last block may reach B-1 positions past the limit; what lies there is cut.
     capacity = len(prompt_ids) + max_new_tokens + block_size
     cache, draft_cache = target.new_cache(capacity), draft.new_cache(capacity)
     masks = torch.full((block_size - 1,), draft.config.mask_token_id, device=target.device)  # [B-1]
     timer = StepTimer(target.device)
     anchor, finish_reason = _prefill(target, cache, prompt_ids, max_new_tokens, stops, picker, progress)
-    first_ns = progress.last_stamp_ns
     num_committed = len(prompt_ids)  # positions whose features are known and final
     num_new = num_committed
     while finish_reason is None:
@@ -261,7 +182,7 @@ def _decode_blocks(
         num_committed += num_new
         cache.rollback_to(num_committed)
         anchor = choices[delivery.num_accepted : delivery.num_accepted + 1]
-    return _decoded(prompt_ids, progress, finish_reason, block_size, sent_ns, first_ns, timer)
+    return progress.decoded(prompt_ids, finish_reason, block_size, timer.totals_ns())
 
 
 def _prefill(
@@ -271,39 +192,14 @@ def _prefill(
     max_new_tokens: int,
     stops: frozenset[int],
     picker: TokenPicker,
-    progress: _Progress,
+    progress: Progress,
 ) -> tuple[torch.Tensor, str | None]:
     """The first output token `[1]` on the device, and why the output ends with it, if it does."""
     prompt = torch.tensor([prompt_ids], device=target.device)  # [1, n]
     token = picker.pick(target.forward(prompt, cache, num_logits=1), 0)
     token_ids, finish_reason = cut_output(token.tolist(), stops, max_new_tokens)
-    progress.add_first(token_ids, progress.clock())
+    progress.add_first(token_ids)
     return token, finish_reason
-
-
-def _decoded(
-    prompt_ids: tuple[int, ...],
-    progress: _Progress,
-    finish_reason: str | None,
-    block_size: int | None,
-    sent_ns: int,
-    first_ns: int,
-    timer: StepTimer | None,
-) -> Decoded:
-    draft_ns, verify_ns = (None, None) if timer is None else timer.totals_ns()
-    return Decoded(
-        prompt_ids=prompt_ids,
-        output_ids=tuple(progress.output_ids),
-        finish_reason="stop" if finish_reason == "stop" else "length",
-        block_size=block_size,
-        sent_ns=sent_ns,
-        first_ns=first_ns,
-        step_gaps_ns=tuple(progress.gaps_ns),
-        step_num_tokens=tuple(progress.num_tokens),
-        step_num_accepted=tuple(progress.num_accepted),
-        draft_ns=draft_ns,
-        verify_ns=verify_ns,
-    )
 
 
 def _as_target(target: Any) -> Target:
@@ -320,12 +216,6 @@ def _prompt_ids(input_ids: torch.Tensor | Sequence[int]) -> tuple[int, ...]:
     if not input_ids:
         raise RequestError("empty_prompt", "the prompt has no token", "give a prompt")
     return tuple(int(token_id) for token_id in input_ids)
-
-
-def _checked_limit(max_new_tokens: int) -> int:
-    if max_new_tokens < 1:
-        raise UsageError(f"max_new_tokens is {max_new_tokens}", "choose 1 or more")
-    return max_new_tokens
 
 
 def _all_ids(decoded: Decoded, target: Target) -> torch.Tensor:

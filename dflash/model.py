@@ -8,18 +8,18 @@ the keys and values of every draft layer. Embedding and LM head are the target's
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from dflash.decoding import Decoded, dflash_generate, plain_generate
-from dflash.draft_config import DraftConfig, build_target_layer_ids, parse_draft_config
+from dflash.decoded import Decoded
+from dflash.decoding import dflash_generate, plain_generate
+from dflash.draft_checkpoint import check_weights, find_checkpoint, read_draft_config, weight_files
+from dflash.draft_config import DraftConfig, build_target_layer_ids
 from dflash.draft_layers import DraftLayer, RMSNorm, RotaryEmbedding
-from dflash.errors import DraftError, ModelError
-from dflash.reachability import find_unreachable_hub, quiet_hub
+from dflash.errors import DraftError
 from dflash.rollback_cache import DraftCache
 
 __all__ = [
@@ -118,80 +118,19 @@ def extract_context_feature(hidden_states: Sequence[torch.Tensor], layer_ids: Se
     return torch.cat([hidden_states[layer_id + 1] for layer_id in layer_ids], dim=-1)
 
 
-def find_checkpoint(path: str | Path, revision: str | None = None) -> Path:
-    """The local folder of a draft: the folder itself, or a snapshot from the hub.
-
-    Raises:
-        ModelError: neither a folder nor an id that can be fetched.
-    """
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    try:
-        from huggingface_hub import snapshot_download
-
-        with quiet_hub():
-            return Path(
-                snapshot_download(
-                    str(path),
-                    revision=revision,
-                    allow_patterns=["config.json", "*.safetensors*"],
-                    local_files_only=find_unreachable_hub(str(path)) is not None,
-                )
-            )
-    except (OSError, ValueError) as error:  # hub errors derive from these
-        reason = find_unreachable_hub(str(path)) or type(error).__name__
-        raise ModelError(
-            f"draft {str(path)!r} is no folder, and the hub does not give it ({reason})",
-            "name a folder with config.json and safetensors, or an id that the hub knows",
-        ) from error
-
-
-def read_draft_config(folder: Path) -> DraftConfig:
-    """Parse the `config.json` of a checkpoint folder.
-
-    Raises:
-        DraftError: it is missing, no JSON, or not that of an implemented draft.
-    """
-    path = folder / "config.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DraftError(
-            f"{path} cannot be read ({type(error).__name__})", "name the folder of a DFlash draft"
-        ) from error
-    if not isinstance(content, dict):
-        raise DraftError(f"{path} holds no object", "name the folder of a DFlash draft")
-    return parse_draft_config(content)
-
-
 def _load_weights(draft: DFlashDraftModel, folder: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise DraftError(f"{folder} holds no safetensors file", "other formats are not read")
     weights: dict[str, torch.Tensor] = {}
-    for file in files:
+    for file in weight_files(folder):
         try:
             weights.update(load_file(file))
         except (OSError, SafetensorError) as error:
             raise DraftError(f"{file} cannot be read ({error})", "fetch the draft again") from error
-    _check_weights(draft, weights, folder)
+    check_weights(_shapes(draft.state_dict()), _shapes(weights), folder)
     draft.load_state_dict(weights, assign=True)
 
 
-def _check_weights(draft: DFlashDraftModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
-    """Every tensor must be there, with its shape, and no other: what is left over would change the draft."""
-    expected = {name: tensor.shape for name, tensor in draft.state_dict().items()}
-    missing, unknown = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
-    if missing or unknown:
-        which = f"lacks the tensor {missing[0]}" if missing else f"has an unknown tensor {unknown[0]}"
-        raise DraftError(f"the draft in {folder} {which}", "use a checkpoint that matches its config.json")
-    for name, shape in expected.items():
-        if weights[name].shape != shape:
-            raise DraftError(
-                f"tensor {name} of the draft has shape {list(weights[name].shape)}, its config.json says {list(shape)}",
-                "use a checkpoint that matches its config.json",
-            )
+def _shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in weights.items()}

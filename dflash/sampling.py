@@ -2,39 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from dflash.acceptance import uniform_table
-from dflash.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRule:
-    """Temperature 0 is greedy; otherwise temperature, then top-k, then top-p.
-
-    Raises:
-        UsageError: out of range, or top-p or top-k at temperature 0.
-    """
-
-    temperature: float = 0.0
-    top_p: float | None = None
-    top_k: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UsageError(f"temperature {self.temperature} is not a number from 0 up", "choose 0 or more")
-        if self.temperature == 0 and (self.top_p is not None or self.top_k is not None):
-            raise UsageError(
-                "top-p and top-k have no effect at temperature 0", "leave them out, or set a temperature"
-            )
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UsageError(
-                f"top-p {self.top_p} is not above 0 and at most 1", "choose a value such as 0.95"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"top-k {self.top_k} keeps no token", "choose 1 or more")
+from dflash.acceptance import SamplingRule, uniform_table
 
 
 class TokenPicker:

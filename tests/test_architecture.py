@@ -18,16 +18,26 @@ MODEL_FILES = {
     f"dflash.{name}"
     for name in (
         "acceptance",
+        "decoded",
         "decoding",
+        "draft_checkpoint",
         "draft_config",
         "draft_layers",
         "few_rows",
         "model",
         "model_mlx",
+        "mlx_cache",
+        "mlx_checkpoint",
+        "mlx_decoding",
+        "mlx_draft",
+        "mlx_sampling",
+        "mlx_target",
         "rollback_cache",
+        "rope_frequencies",
         "sampling",
         "step_timer",
         "target",
+        "text_stream",
     )
 }
 BELOW_BACKENDS = {"dflash.errors", "dflash.reachability", "dflash.results.records"}

@@ -15,8 +15,9 @@ from loops.tiny_models import save_tiny_pair
 
 from dflash.backends.base import Generation
 from dflash.backends.transformers import TransformersBackend
-from dflash.generate import TextStream, main, stats_line
+from dflash.generate import main, stats_line
 from dflash.results.records import BASELINE, Arm
+from dflash.text_stream import TextStream
 
 
 @pytest.fixture(scope="module")

@@ -29,11 +29,13 @@ from dflash.backends.chat_template import (
     stop_token_ids,
 )
 from dflash.backends.memory import PeakMemory
-from dflash.decoding import Decoded, OnTokens, dflash_generate, plain_generate
+from dflash.decoded import Decoded, OnTokens
+from dflash.decoding import dflash_generate, plain_generate
+from dflash.draft_checkpoint import find_checkpoint, read_draft_config
 from dflash.draft_config import check_block_size, check_target
 from dflash.errors import DraftError, ModelError, RequestError, UsageError
 from dflash.few_rows import use_few_row_products, use_grouped_attention
-from dflash.model import DFlashDraftModel, find_checkpoint, read_draft_config
+from dflash.model import DFlashDraftModel
 from dflash.reachability import local_files_only_if_unreachable
 from dflash.results.records import Arm
 from dflash.target import Target, quiet_transformers

@@ -9,7 +9,8 @@ import pytest
 import torch
 from loops.tiny_models import OracleDraft, tiny_draft
 
-from dflash.decoding import Decoded, dflash_generate, plain_generate
+from dflash.decoded import Decoded
+from dflash.decoding import dflash_generate, plain_generate
 from dflash.errors import DFlashError
 from dflash.rollback_cache import DraftCache, RollbackCache
 from dflash.target import Target

@@ -21,8 +21,9 @@ from loops.tiny_models import (
 from safetensors.torch import load_file, save_file
 
 from dflash.decoding import dflash_generate
+from dflash.draft_checkpoint import find_checkpoint, read_draft_config
 from dflash.errors import DraftError, ModelError
-from dflash.model import DFlashDraftModel, find_checkpoint, read_draft_config
+from dflash.model import DFlashDraftModel
 
 Weights = dict[str, torch.Tensor]
 

@@ -24,9 +24,10 @@ from loops.scripted_target import (
 from loops.tiny_models import tiny_draft
 
 from dflash import acceptance, sampling
+from dflash.acceptance import SamplingRule
 from dflash.decoding import dflash_generate, plain_generate
 from dflash.errors import UsageError
-from dflash.sampling import SamplingRule, TokenPicker
+from dflash.sampling import TokenPicker
 
 PROMPT = (1, 2)
 Filter = Callable[[list[Fraction]], list[Fraction]]

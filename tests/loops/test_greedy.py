@@ -20,7 +20,8 @@ from loops.tiny_models import (
     tiny_target,
 )
 
-from dflash.decoding import Decoded, dflash_generate, plain_generate
+from dflash.decoded import Decoded
+from dflash.decoding import dflash_generate, plain_generate
 from dflash.errors import DraftError, RequestError, UsageError
 from dflash.target import Target
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash.results.breakdowns import PartSummary
 from dflash.results.measured import Measured, MetricValue
+from dflash.results.records import RunInfo
 from dflash.results.server_counters import COMPARED, ServerCounts
 from dflash.results.stats import Interval
 from dflash.results.store import Run
 from dflash.results.summary import CellSummary, RunSummary
+
+if TYPE_CHECKING:
+    from dflash.results.unread import UnreadRun
 
 
 def json_document(run: Run, summary: RunSummary, exit_code: int) -> dict[str, Any]:
@@ -26,16 +30,36 @@ def json_document(run: Run, summary: RunSummary, exit_code: int) -> dict[str, An
         "run": str(run.folder),
         "exit_code": exit_code,
         "notes": list(run.info.notes),
-        "cells": [_cell_document(cell) for cell in summary.cells],
+        "cells": [_cell_document(cell, summary.infos) for cell in summary.cells],
     }
 
 
-def _cell_document(summary: CellSummary) -> dict[str, Any]:
+def json_document_of_runs(
+    runs: Sequence[Run], summary: RunSummary, exit_code: int, unread: Sequence[UnreadRun] = ()
+) -> dict[str, Any]:
+    """The same of several runs together: `runs` in place of `run`, and what could not be read of others in the notes.
+
+    One run that was read has the document of `json_document`.
+    """
+    if len(runs) == 1 and not unread:
+        return json_document(runs[0], summary, exit_code)
+    notes = [item.words for item in unread]
+    notes += [f"run {run.info.name}: {note}" for run in runs for note in run.info.notes]
+    return {
+        "runs": [str(run.folder) for run in runs],
+        "exit_code": exit_code,
+        "notes": notes,
+        "cells": [_cell_document(cell, summary.infos) for cell in summary.cells],
+    }
+
+
+def _cell_document(summary: CellSummary, infos: Sequence[RunInfo]) -> dict[str, Any]:
     cell = summary.cell
     workload = cell.workload
     block_size = cell.arm.block_size
     parts = summary.breakdowns
     return {
+        "run": infos[summary.run].name if infos else None,
         "cell_id": cell.cell_id,
         "backend": cell.backend,
         "arm": cell.arm.name,
@@ -48,6 +72,7 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
         "workload_id": cell.workload_id,
         "arm_id": cell.arm_id,
         "baseline_cell_id": summary.baseline_cell_id,
+        "baseline_run": infos[summary.baseline_run].name if infos and summary.baseline_cell_id else None,
         "target": workload.target,
         "target_revision": workload.target_revision,
         "draft": cell.arm.draft,
@@ -64,6 +89,12 @@ def _cell_document(summary: CellSummary) -> dict[str, Any]:
         "finish_reasons": dict(summary.finish_reasons),
         "error_kinds": dict(summary.error_kinds),
         "agreement_basis": dict(summary.agreement_basis),
+        "between_repeats": {
+            name: {"values": list(spread.values), **_plain(spread.interval)}
+            for name, spread in summary.between_repeats.items()
+        },
+        "why_no_speed": summary.why_no_speed,
+        "why_no_speedup": None if cell.arm.is_baseline else summary.why_no_speedup,
         "left_out": {} if summary.pairing is None else dict(summary.pairing.left_out),
         "unscored": dict(summary.unscored),
         "categories": _parts("category", parts.categories),

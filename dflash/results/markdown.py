@@ -6,6 +6,7 @@ Text that a model, a server, a file or a user made is escaped. Headings are the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,19 +15,23 @@ from dflash.results import (
     markdown_acceptance,
     markdown_answer,
     markdown_breakdowns,
+    markdown_paper,
     markdown_server,
     markdown_settings,
+    markdown_sweep,
 )
 from dflash.results import markdown_sections as sections
 from dflash.results.finding import Finding
-from dflash.results.formats import UNKNOWN
-from dflash.results.markdown_merge import merged
+from dflash.results.markdown_merge import Body, merged
 from dflash.results.markdown_scores import task_scores
-from dflash.results.markdown_text import bullets, code_block, escape, table
+from dflash.results.markdown_text import bullets, escape, table
+from dflash.results.published import Published
+from dflash.results.records import RunInfo
 from dflash.results.store import Run
 from dflash.results.summary import Group, RunSummary
 from dflash.results.tables import finding_lines
 from dflash.results.titles import short_titles, what_differs
+from dflash.results.unread import UnreadRun
 
 METHODOLOGY = "../../METHODOLOGY.md"
 
@@ -80,57 +85,110 @@ SERVER_FIGURES = frozenset(
 
 
 def render_report(run: Run, summary: RunSummary, pictures: Sequence[Path] = ()) -> str:
-    """The whole report. `pictures` are named relative to the report's own folder."""
+    """The report of one run. `pictures` are named relative to the report's own folder."""
+    return render_runs([run.info], summary, pictures)
+
+
+def render_runs(
+    infos: Sequence[RunInfo],
+    summary: RunSummary,
+    pictures: Sequence[Path] = (),
+    unread: Sequence[UnreadRun] = (),
+    published: Published | None = None,
+) -> str:
+    """The whole report of one run or of several together.
+
+    Args:
+        pictures: named relative to the report's own folder.
+        unread: what could not be read of the runs that were asked for.
+        published: figures to show beside the measured ones.
+    """
     names = {Path(picture).name for picture in pictures}
-    parts = [f"# {escape(run.info.name)}", *markdown_answer.answer(run.info, summary)]
-    parts += markdown_answer.averages(summary)
-    parts += _section("Speed", summary, sections.speed, names, ("speedup.png", "decode_speed.png"))
-    servers = replace(summary, groups=summary.server_groups)
-    if servers.groups:
-        parts += ["## Concurrency", *markdown_server.concurrency(servers.groups)]
-        for title, render, words in markdown_server.sections(summary.slo):
-            parts += _section(title, servers, render, names, (), words)
-    parts += _section("Acceptance", summary, markdown_acceptance.acceptance, names, ())
-    if servers.groups:
-        words = markdown_server.COUNTERS_WORDS
-        parts += _section("Server counters", servers, markdown_server.counters, names, (), words)
-    parts += _section(
-        "Histogram and positions",
-        summary,
-        markdown_acceptance.histograms,
-        names,
-        ("acceptance_histogram.png", "acceptance_per_position.png"),
-    )
-    parts += _section("Agreement", summary, markdown_acceptance.agreement, names, ())
-    parts += ["## Task score", *task_scores(summary.groups)]
-    parts += _section("Output lengths", summary, sections.output_lengths, names, ("output_lengths.png",))
-    parts += _section("Where the time goes", summary, sections.step_time, names, ())
-    parts += _section("Memory", summary, sections.memory, names, ())
-    parts += _section("By category", summary, markdown_breakdowns.categories, names, ("categories.png",))
-    parts += _section("By prompt length", summary, markdown_breakdowns.prompt_lengths, names, ())
-    parts += _section("By turn", summary, markdown_breakdowns.turns, names, ())
-    parts += _section("Errors", summary, sections.errors, names, ())
-    parts += ["## Findings", *_findings(summary)]
-    parts += ["## What the numbers mean", *_meanings(bool(servers.groups))]
-    parts += ["## Machine and versions", *markdown_settings.environment(run.info)]
-    parts += ["## Settings", *markdown_settings.settings(run.info, summary)]
-    parts += ["## Command", code_block(run.info.command or UNKNOWN)]
+    title = " + ".join(escape(info.name) for info in infos) or "Nothing could be read"
+    parts = [f"# {title}", *(f"**Not in this report: {escape(item.words)}.**" for item in unread)]
+    parts += markdown_answer.answer(infos, summary)
+    sections_shown = _sections(infos, summary, names, published)
+    parts.append(_contents(title for title, _ in sections_shown))
+    for title, body in sections_shown:
+        parts += [f"## {title}", *body]
     return "\n\n".join(parts) + "\n"
 
 
-def _section(
-    title: str,
-    summary: RunSummary,
-    render: Callable[[Group], list[str]],
-    names: set[str],
-    pictures: Iterable[str],
-    words: str = "",
-) -> list[str]:
-    """Args: words: what holds for every group, said once."""
+def anchor(heading: str) -> str:
+    """What a heading is linked by: as Markdown readers make it from the words."""
+    return re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-")
+
+
+def anchors_of(report: str) -> dict[str, str]:
+    """Heading -> anchor of every section of a report."""
+    titles = re.findall(r"^## (.*)$", report, re.MULTILINE)
+    return {title: anchor(title) for title in titles}
+
+
+def _contents(titles: Iterable[str]) -> str:
+    return " · ".join(f"[{title}](#{anchor(title)})" for title in titles)
+
+
+def _sections(
+    infos: Sequence[RunInfo], summary: RunSummary, names: set[str], published: Published | None
+) -> list[tuple[str, list[str]]]:
+    """Every section with its heading; some are there only where there is something to show."""
+    found: list[tuple[str, list[str]]] = []
+
+    def add(
+        title: str,
+        body: Body | Callable[[Group], list[str]],
+        pictures: Iterable[str] = (),
+        words: str = "",
+        of: RunSummary = summary,
+    ) -> None:
+        shown = _of_groups(of, body, words) if callable(body) else list(body)
+        images = [f"![{_alternative(name)}]({name})" for name in pictures if name in names]
+        if shown or images:
+            found.append((title, [*shown, *images]))
+
+    servers = replace(summary, groups=summary.server_groups)
+    repeated = any(cell.between_repeats for cell in summary.cells)
+    add("Averages over data sets", markdown_answer.averages(summary))
+    add("Speed", sections.speed, ("speedup.png", "decode_speed.png"))
+    add("Block size", markdown_sweep.block_sizes(summary.groups))
+    add("From repeat to repeat", markdown_sweep.repeats if repeated else ())
+    if servers.groups:
+        add("Concurrency", markdown_server.concurrency(servers.groups), ("concurrency.png", "pareto.png"))
+        for title, render, words in markdown_server.sections(summary.slo):
+            add(title, render, (), words, servers)
+    add("Paper's form", markdown_paper.paper_form(summary, published), ("published.png",))
+    add("Acceptance", markdown_acceptance.acceptance)
+    if servers.groups:
+        add("Server counters", markdown_server.counters, (), markdown_server.COUNTERS_WORDS, servers)
+    histogram = ("acceptance_histogram.png", "acceptance_per_position.png", "acceptance_by_place.png")
+    add("Histogram and positions", markdown_acceptance.histograms, histogram)
+    add("Agreement", markdown_acceptance.agreement)
+    add("Task score", task_scores(summary.groups))
+    add("Output lengths", sections.output_lengths, ("output_lengths.png",))
+    add("Where the time goes", sections.step_time, ("step_time.png", "timeline.png"))
+    add("Memory", sections.memory)
+    add("By category", markdown_breakdowns.categories, ("categories.png",))
+    add("By prompt length", markdown_breakdowns.prompt_lengths)
+    add("By turn", markdown_breakdowns.turns)
+    add("Errors", sections.errors)
+    add("Findings", _findings(summary))
+    add("What the numbers mean", _meanings(bool(servers.groups)))
+    add("Machine and versions", markdown_settings.environment(infos))
+    add("Settings", markdown_settings.settings(infos, summary))
+    add("Command", markdown_settings.commands(infos))
+    return found
+
+
+def _of_groups(summary: RunSummary, render: Callable[[Group], list[str]], words: str) -> list[str]:
+    """What a section shows of every group, put together.
+
+    Args:
+        words: what holds for every group, said once.
+    """
     bodies = [(escape(name), render(group)) for name, group in short_titles(summary.groups)]
-    parts = [f"## {title}", *([words] if words else [])]
-    parts += merged(bodies, what_differs(summary.groups)) if bodies else ["Nothing was run."]
-    return parts + [f"![{_alternative(name)}]({name})" for name in pictures if name in names]
+    shown = merged(bodies, what_differs(summary.groups)) if bodies else ["Nothing was run."]
+    return [words, *shown] if words else shown
 
 
 def _alternative(name: str) -> str:

@@ -7,26 +7,32 @@ from collections.abc import Sequence
 from dflash.results.formats import UNKNOWN, format_number, format_times
 from dflash.results.markdown_text import bullets, escape, table
 from dflash.results.records import RunInfo
-from dflash.results.run_notes import Note, how_it_ended, notes_of
+from dflash.results.run_notes import Note, how_they_ended, notes_of_runs
 from dflash.results.summary import Average, RunSummary
 from dflash.results.titles import run_title, short_titles, target_line
 from dflash.results.verdicts import clear_words, headline, overall
 
 
-def answer(info: RunInfo, summary: RunSummary) -> list[str]:
+def answer(infos: Sequence[RunInfo], summary: RunSummary) -> list[str]:
     """A cut run says so first; then what decides the meaning of all numbers, the verdicts, and the other notes."""
-    ended, notes = how_it_ended(info, summary), notes_of(info, summary)
-    parts = [] if ended is None else [f"**{escape(ended)}**"]
+    notes = notes_of_runs(infos, summary)
+    parts = [f"**{escape(ended)}**" for ended in how_they_ended(infos, summary)]
     parts += _notes([note for note in notes if note.comes_first])
-    if not summary.groups:
-        parts.append("**No cell was planned in this run: there is nothing to report.**")
+    if infos and not summary.groups:
+        planned = "this run" if len(infos) < 2 else "these runs"
+        parts.append(f"**No cell was planned in {planned}: there is nothing to report.**")
     parts += [f"**{escape(words)}**" for words in overall(summary)]
     parts += _verdicts(summary)
     if summary.groups:
         cells = [group.first for group in summary.groups]
         parts.append(escape(f"{run_title(cells)}; {target_line(*cells)}."))
-    parts.append(f"Measured {escape(info.created_at)} with dflash {escape(info.dflash_version or UNKNOWN)}.")
+    parts += [_measured(info, len(infos) > 1) for info in infos]
     return parts + _notes([note for note in notes if not note.comes_first])
+
+
+def _measured(info: RunInfo, named: bool) -> str:
+    words = f"easured {escape(info.created_at)} with dflash {escape(info.dflash_version or UNKNOWN)}."
+    return f"Run {escape(info.name)}: m{words}" if named else f"M{words}"
 
 
 def _verdicts(summary: RunSummary) -> list[str]:
@@ -48,7 +54,7 @@ def _notes(notes: Sequence[Note]) -> list[str]:
 
 
 def averages(summary: RunSummary) -> list[str]:
-    """The section on averages over data sets; nothing where there is one data set."""
+    """Averages over data sets; nothing where there is one data set."""
     if not summary.averages:
         return []
     rows = [
@@ -72,7 +78,7 @@ def averages(summary: RunSummary) -> list[str]:
         "than plain decoding",
         "acceptance length (arithmetic mean)",
     ]
-    return ["## Averages over data sets", table(header, rows)]
+    return [table(header, rows)]
 
 
 def _load_of(average: Average) -> str:

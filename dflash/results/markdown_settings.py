@@ -8,8 +8,10 @@ from dataclasses import fields
 from typing import Any
 
 from dflash.results.formats import UNKNOWN
-from dflash.results.markdown_text import escape, table
+from dflash.results.markdown_merge import merged
+from dflash.results.markdown_text import Explanation, code_block, escape, table
 from dflash.results.records import DatasetInfo, RunInfo
+from dflash.results.run_notes import of_run
 from dflash.results.summary import CellSummary, Group, RunSummary
 from dflash.results.titles import short_titles
 
@@ -33,20 +35,36 @@ _FILTERS = ("category", "min_prompt_chars", "max_prompt_chars")
 _AVAILABLE = "num_available"
 
 
-def environment(info: RunInfo) -> list[str]:
-    """The fingerprint of the machine and its software."""
-    return _settings(info.environment, "No fingerprint was recorded.")
+def environment(infos: Sequence[RunInfo]) -> list[str]:
+    """The fingerprint of the machine and its software, of every run."""
+    otherwise = "No fingerprint was recorded."
+    bodies = [(escape(info.name), _settings(info.environment, otherwise)) for info in infos]
+    return merged(bodies, "run")
 
 
-def settings(info: RunInfo, summary: RunSummary) -> list[str]:
+def settings(infos: Sequence[RunInfo], summary: RunSummary) -> list[str]:
     """What was chosen, what the models really were, then prompts, workloads and arms."""
+    chosen = [(escape(info.name), _chosen(info, of_run(summary, place))) for place, info in enumerate(infos)]
+    return [*merged(chosen, "run"), *_workloads(summary.groups), *_arms(summary.groups)]
+
+
+def commands(infos: Sequence[RunInfo]) -> list[str]:
+    """The exact command of every run."""
+    if len(infos) == 1:
+        return [code_block(infos[0].command or UNKNOWN)]
+    return [
+        part for info in infos for part in (f"Run {escape(info.name)}:", code_block(info.command or UNKNOWN))
+    ]
+
+
+def _chosen(info: RunInfo, summary: RunSummary) -> list[str]:
     chosen = {name: value for name, value in info.config.items() if not _is_ordinary(name, value)}
     rows = {"model, as used": _models(summary), "draft, as used": _drafts(summary)}
     chosen |= {name: value for name, value in rows.items() if value}
-    words = "Settings that are not shown have their default; `run.json` holds all."
+    words = Explanation("Settings that are not shown have their default; `run.json` holds all.")
     shown = _settings(chosen, "No settings were recorded.")
     parts = [*shown, words] if info.config else shown
-    return [*parts, *_datasets(info), *_workloads(summary.groups), *_arms(summary.groups)]
+    return [*parts, *_datasets(info)]
 
 
 def _is_ordinary(name: str, value: object) -> bool:

@@ -86,11 +86,14 @@ def compare_outputs(
     arm: Sequence[RequestRecord],
     saved: SavedOutputs,
     known: Sequence[DifferenceRecord] = (),
+    *,
+    all_have_ids: bool = False,
 ) -> Comparison:
     """Say by what each pair is compared; where only one side has ids, digest both texts anew.
 
     Args:
         known: differences that were recorded; others are found in the outputs.
+        all_have_ids: every output has ids, whether it was saved or not: those of engines in process.
     """
     basis: Counter[Basis] = Counter()
     digests: dict[OutputKey, str | None] = {}
@@ -98,7 +101,9 @@ def compare_outputs(
     text_differences = []
     recorded = {(item.prompt_id, item.turn, item.repeat) for item in known}
     for first, second in _completed_pairs(baseline, arm):
-        pair_basis = _basis(saved.has_ids.get(_key(first)), saved.has_ids.get(_key(second)))
+        pair_basis: Basis = (
+            "ids" if all_have_ids else _basis(saved.has_ids.get(_key(first)), saved.has_ids.get(_key(second)))
+        )
         basis[pair_basis] += 1
         one, other = saved.differing.get(_key(first)), saved.differing.get(_key(second))
         if one is None or other is None:

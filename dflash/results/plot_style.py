@@ -25,6 +25,7 @@ _MAX_PIXELS = 30_000  # of a side: what a PNG's readers take
 _LEGEND_CHAR_INCHES = 0.085
 _LEGEND_HANDLE_INCHES = 0.75
 Dash: TypeAlias = Literal["-"] | tuple[float, tuple[float, ...]]  # a line's: whole, or of dots and gaps
+Colour: TypeAlias = tuple[float, float, float, float] | str
 _LABEL_WIDTH = 30
 
 # Behind words that may lie on a grid line or a reference line.
@@ -81,12 +82,12 @@ def wrapped(text: str, width: int = _LABEL_WIDTH) -> str:
     return "\n".join(textwrap.wrap(plain_text(text), width, break_on_hyphens=True)) or "-"
 
 
-def arm_colours(summary: RunSummary) -> dict[str, tuple[float, float, float, float] | str]:
+def arm_colours(summary: RunSummary) -> dict[str, Colour]:
     """Arm label -> colour: grey for the baseline, one sequence for the others, the same in every picture."""
     import matplotlib
 
     labels = list(dict.fromkeys(cell.label for cell in drafting_cells(summary)))
-    colours: dict[str, tuple[float, float, float, float] | str] = {}
+    colours: dict[str, Colour] = {}
     for place, label in enumerate(labels):
         share = 0.5 if len(labels) == 1 else place / (len(labels) - 1)
         colours[label] = matplotlib.colormaps["viridis"](0.30 + 0.52 * share)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dflash.results import acceptance_plots, plot_style
+from dflash.results import acceptance_plots, load_plots, plot_style, time_plots
 from dflash.results.atomic_file import write_file
 from dflash.results.formats import format_rate, format_times
+from dflash.results.place_plots import draw_by_place
+from dflash.results.published import Published
+from dflash.results.published_plot import draw_published
+from dflash.results.step_places import place_curves
 from dflash.results.store import Run
 from dflash.results.summary import CellSummary, Group, RunSummary, all_at_limit
 from dflash.results.tables import FASTEST_MARK
@@ -29,15 +33,28 @@ def plot_run(run: Run, summary: RunSummary, folder: Path) -> tuple[Path, ...]:
     Returns:
         The paths written, in the order of the report.
     """
+    return tuple(write_file(folder / name, content) for name, content in plot_runs([run], summary).items())
+
+
+def plot_runs(
+    runs: Sequence[Run], summary: RunSummary, published: Published | None = None
+) -> dict[str, bytes]:
+    """PNG files by name, in the order of the report: every picture that has something to show."""
     import matplotlib
 
-    paths = []
+    pictures: dict[str, bytes] = {}
     with matplotlib.rc_context(plot_style.STYLE):
         for name, draw in PICTURES.items():
-            figure = draw(summary)
-            if figure is not None:
-                paths.append(write_file(folder / name, plot_style.png_bytes(figure)))
-    return tuple(paths)
+            _add(pictures, name, draw(summary))
+        _add(pictures, BY_PLACE, draw_by_place(summary, place_curves(runs, summary)))
+        if published is not None:
+            _add(pictures, PUBLISHED, draw_published(summary, published))
+    return pictures
+
+
+def _add(pictures: dict[str, bytes], name: str, figure: Figure | None) -> None:
+    if figure is not None:
+        pictures[name] = plot_style.png_bytes(figure)
 
 
 def draw_speedup(summary: RunSummary) -> Figure | None:
@@ -165,7 +182,14 @@ PICTURES: dict[str, Callable[[RunSummary], Figure | None]] = {
     "acceptance_per_position.png": acceptance_plots.draw_per_position,
     "categories.png": draw_categories,
     "output_lengths.png": draw_output_lengths,
+    "step_time.png": time_plots.draw_step_time,
+    "timeline.png": time_plots.draw_timeline,
+    "concurrency.png": load_plots.draw_concurrency,
+    "pareto.png": load_plots.draw_pareto,
 }
+# These need more than the summary: the times of chunks, published figures.
+BY_PLACE = "acceptance_by_place.png"
+PUBLISHED = "published.png"
 
 
 class _Bar:

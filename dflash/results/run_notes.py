@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dflash.results.finding import cell_end
 from dflash.results.records import Cell, RunInfo
@@ -29,6 +29,48 @@ class Note:
     def comes_first(self) -> bool:
         """Whether it decides what the numbers are of: it stands above every verdict."""
         return SIMULATED in self.text.lower()
+
+
+def of_run(summary: RunSummary, run: int) -> RunSummary:
+    """What is of one run alone, of several that are summed up together."""
+    if len(summary.infos) < 2:
+        return summary
+    groups = [
+        replace(group, cells=tuple(cell for cell in group.cells if cell.run == run))
+        for group in summary.groups
+    ]
+    return replace(summary, groups=tuple(group for group in groups if group.cells))
+
+
+def notes_of_runs(infos: Sequence[RunInfo], summary: RunSummary) -> list[Note]:
+    """The notes of all runs; of several, each with the names of its runs, and once where all say it."""
+    if len(infos) < 2:
+        return [note for info in infos for note in notes_of(info, summary)]
+    found: dict[Note, list[str]] = {}
+    for place, info in enumerate(infos):
+        for note in notes_of(info, of_run(summary, place)):
+            found.setdefault(note, []).append(info.name)
+    notes = [
+        note
+        if len(runs) == len(infos)
+        else replace(note, about=_joined(f"run {', '.join(runs)}", note.about))
+        for note, runs in found.items()
+    ]
+    return sorted(notes, key=lambda note: not note.comes_first)
+
+
+def how_they_ended(infos: Sequence[RunInfo], summary: RunSummary) -> list[str]:
+    """The same of every run that is not complete; of several, behind its name."""
+    ended = [how_it_ended(info, of_run(summary, place)) for place, info in enumerate(infos)]
+    if len(infos) < 2:
+        return [words for words in ended if words is not None]
+    return [
+        f"Run {info.name}: {words}" for info, words in zip(infos, ended, strict=True) if words is not None
+    ]
+
+
+def _joined(first: str, second: str) -> str:
+    return f"{first}, {second}" if second else first
 
 
 def notes_of(info: RunInfo, summary: RunSummary) -> list[Note]:

@@ -127,7 +127,7 @@ class _Summariser:
             saved = self.saved[baseline.run].joined(saved)
         elif not cell.on_server:
             return Comparison(baseline_records, records, differences=known)
-        return compare_outputs(baseline_records, records, saved, known)
+        return compare_outputs(baseline_records, records, saved, known, all_have_ids=not cell.on_server)
 
     def _summarise_cell(self, placed: PlacedCell, baseline: PlacedCell | None) -> CellSummary:
         cell, facts = placed.cell, self.facts[placed.run]

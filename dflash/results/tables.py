@@ -13,7 +13,7 @@ from dflash.results.formats import format_ms as format_ms
 from dflash.results.formats import format_number as format_number
 from dflash.results.formats import format_rate as format_rate
 from dflash.results.goodput import Slo
-from dflash.results.run_notes import how_it_ended, notes_of
+from dflash.results.run_notes import how_they_ended, notes_of_runs
 from dflash.results.server_words import counters_line, distrust_words, load_line
 from dflash.results.store import Run
 from dflash.results.summary import CellSummary, Group, RunSummary
@@ -110,20 +110,26 @@ def print_summary(run: Run, summary: RunSummary, stream: IO[str] | None = None) 
     100 columns where the output is not a terminal. Colour only on a terminal. A narrow one gets fewer
     columns, and is told which are left out.
     """
+    print_summary_of_runs([run], summary, stream)
+
+
+def print_summary_of_runs(runs: Sequence[Run], summary: RunSummary, stream: IO[str] | None = None) -> None:
+    """The same of several runs together."""
     from rich.console import Console
     from rich.text import Text
 
     stream = sys.stdout if stream is None else stream
+    infos = [run.info for run in runs]
     is_terminal = stream.isatty()
     console = Console(
         file=stream, width=None if is_terminal else TERMINAL_WIDTH, highlight=False, soft_wrap=False
     )
-    ended = how_it_ended(run.info, summary)
-    if ended is not None:
+    for ended in how_they_ended(infos, summary):
         console.print(Text(plain_text(ended), style="bold red"))
     if not summary.groups:
-        console.print("This run has no cells: nothing was planned.")
-    _print_lines(console, [("note", "magenta", note.words) for note in notes_of(run.info, summary)])
+        runs_have = "This run has" if len(runs) == 1 else "These runs have"
+        console.print(f"{runs_have} no cells: nothing was planned.")
+    _print_lines(console, [("note", "magenta", note.words) for note in notes_of_runs(infos, summary)])
     for group in summary.groups:
         console.print(Text(plain_text(group_title(group)), style="bold"))
         console.print(Text(plain_text(target_line(group.first)), style="dim"))
@@ -132,7 +138,8 @@ def print_summary(run: Run, summary: RunSummary, stream: IO[str] | None = None) 
         console.print(Text(plain_text(words), style="bold"))
     for average in summary.averages:
         console.print(Text(plain_text(average_line(average))))
-    console.print(Text(f"Run folder: {plain_text(str(run.folder))}", style="dim"), soft_wrap=True)
+    for run in runs:
+        console.print(Text(f"Run folder: {plain_text(str(run.folder))}", style="dim"), soft_wrap=True)
 
 
 def _print_lines(console: Console, lines: Sequence[tuple[str, str, str]]) -> None:

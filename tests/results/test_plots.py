@@ -11,6 +11,7 @@ from made_up_run import cell, dflash_arm, made_up_run, plain_record
 
 from dflash.results import acceptance_plots, plot_style, plots
 from dflash.results.markdown import render_report
+from dflash.results.place_plots import draw_by_place
 from dflash.results.records import RunInfo
 from dflash.results.store import Run
 from dflash.results.summary import summarise_run
@@ -33,11 +34,15 @@ def drawn(figure):
     return figure
 
 
-def test_all_six_pictures_are_written_and_nothing_else(tmp_path: Path):
+OF_SERVERS = {"concurrency.png", "pareto.png"}
+IN_PROCESS = [name for name in plots.PICTURES if name not in OF_SERVERS]
+
+
+def test_every_picture_of_a_run_is_written_and_nothing_else(tmp_path: Path):
     run = made_up_run()
     paths = plots.plot_run(run, summarise_run(run), tmp_path)
-    assert [path.name for path in paths] == list(plots.PICTURES)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(plots.PICTURES)
+    assert [path.name for path in paths] == [*IN_PROCESS, plots.BY_PLACE]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*IN_PROCESS, plots.BY_PLACE])
     for path in paths:
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG")
@@ -95,8 +100,8 @@ def test_words_lie_inside_the_picture_and_panels_do_not_overlap(num_arms):
     name = "a-very-long-data-set-name-with-many-words-in-it"
     summary = summarise_run(made_up_run(block_sizes=sizes, num_prompts=12, dataset=name))
     with matplotlib.rc_context(plot_style.STYLE):
-        for draw in plots.PICTURES.values():
-            figure = drawn(draw(summary))
+        figures = [plots.PICTURES[name](summary) for name in IN_PROCESS]
+        for figure in map(drawn, [*figures, draw_by_place(summary, {})]):
             width, height = figure.canvas.get_width_height()
             for text in texts_of(figure):
                 box = text.get_window_extent()
@@ -125,7 +130,7 @@ def test_every_run_can_be_drawn(name, tmp_path: Path):
     run = EDGE_RUNS[name]
     names = {path.name for path in plots.plot_run(run, summarise_run(run), tmp_path)}
     assert ("speedup.png" in names) == (name in {"one prompt", "nothing accepted"})
-    assert names <= set(plots.PICTURES)
+    assert names <= {*IN_PROCESS, plots.BY_PLACE}
 
 
 def test_global_matplotlib_state_is_left_alone(tmp_path: Path):
@@ -171,7 +176,7 @@ def test_every_data_set_has_a_panel_of_acceptance_per_position():
         assert "-" not in {line.get_linestyle() for line in conditional}
 
 
-@pytest.mark.parametrize("name", plots.PICTURES)
+@pytest.mark.parametrize("name", IN_PROCESS)
 def test_legends_are_whole_and_outside_of_the_panels(name):
     long = "a-method-with-a-very-long-name-indeed"
     run = several(NAMES[:2], block_sizes=(2, 4, 16), num_prompts=5)
@@ -191,7 +196,14 @@ def test_legends_are_whole_and_outside_of_the_panels(name):
                 overlap = matplotlib.transforms.Bbox.intersection(box, axes.get_tightbbox())
                 assert overlap is None or overlap.height < 3
     assert bool(figure.legends) == (
-        name in {"acceptance_per_position.png", "categories.png", "output_lengths.png"}
+        name
+        in {
+            "acceptance_per_position.png",
+            "categories.png",
+            "output_lengths.png",
+            "step_time.png",
+            "timeline.png",
+        }
     )
 
 

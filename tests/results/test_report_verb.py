@@ -42,13 +42,6 @@ def test_json_to_standard_output_is_all_there(run_folder, capsys):
     assert [cell["arm"] for cell in document["cells"]] == ["baseline", "dflash", "dflash"]
 
 
-def test_several_runs_make_one_document(run_folder, tmp_path, capsys):
-    assert main([str(run_folder), str(run_folder), "--json", str(tmp_path / "all.json"), "--quiet"]) == 0
-    document = json.loads((tmp_path / "all.json").read_text(encoding="utf-8"))
-    assert [item["run"] for item in document["runs"]] == [str(run_folder)] * 2
-    assert capsys.readouterr().out == ""
-
-
 def test_an_unknown_run_is_one_line_and_exit_code_2(run_folder, tmp_path, capsys):
     assert main([str(run_folder), str(tmp_path / "nowhere")]) == 2
     captured = capsys.readouterr()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
 
 from dflash.results import request_metrics
 from dflash.results.cell_metrics import arm_metrics, pair_metrics
+from dflash.results.columns import RequestTable, table_of, unit_codes
 from dflash.results.measured import Measured
 from dflash.results.paired_metrics import Pairing, pair_units
 from dflash.results.records import Cell, RequestRecord
@@ -27,8 +32,6 @@ def prompt_length_bucket(num_tokens: int) -> str:
 
 
 PROMPT_LENGTH_BUCKETS = tuple(map(prompt_length_bucket, PROMPT_LENGTH_STARTS))
-
-PartOf = Callable[[RequestRecord], "str | None"]  # the part a request belongs to; None: to none
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,46 +65,53 @@ class TwoArms:
 
 def break_down(arms: TwoArms) -> Breakdowns:
     """A cell by category, and by length and turn where its requests have several."""
-    records = arms.records
-    lengths = _lengths(arms)
-
-    def bucket(record: RequestRecord) -> str | None:
-        length = lengths.get(record.unit)
-        return None if length is None else prompt_length_bucket(length)
-
-    def turn(record: RequestRecord) -> str:
-        return str(record.turn)
-
-    categories = sorted({record.category for record in records if record.category is not None})
-    found = {bucket(record) for record in records}
+    records, baseline = table_of(arms.records), table_of(arms.baseline)
+    lengths, baseline_lengths = _length_buckets(records, baseline)
+    categories = records.texts("category"), baseline.texts("category")
+    turns = records.integers("turn").values, baseline.integers("turn").values
+    arms = replace(arms, records=records, baseline=baseline)
+    found = {name for name in lengths.tolist() if name is not None}
     buckets = [name for name in PROMPT_LENGTH_BUCKETS if name in found]
-    turns = [str(number) for number in sorted({record.turn for record in records})]
+    numbers = sorted(set(turns[0].tolist()))
     return Breakdowns(
-        categories=_parts(arms, categories, lambda record: record.category),
-        prompt_lengths=_parts(arms, buckets, bucket) if len(buckets) > 1 else (),
-        turns=_parts(arms, turns, turn) if len(turns) > 1 else (),
-        num_unknown_lengths=sum(bucket(record) is None for record in request_metrics.completed(records)),
+        categories=_parts(
+            arms, sorted({name for name in categories[0].tolist() if name is not None}), *categories
+        ),
+        prompt_lengths=_parts(arms, buckets, lengths, baseline_lengths) if len(buckets) > 1 else (),
+        turns=_parts(arms, numbers, *turns) if len(numbers) > 1 else (),
+        num_unknown_lengths=int((records.completed & (lengths == None)).sum()),  # noqa: E711 - of each element
     )
 
 
-def _parts(arms: TwoArms, names: Sequence[str], part_of: PartOf) -> tuple[PartSummary, ...]:
-    return tuple(_part(arms, name, part_of) for name in names)
+def _parts(
+    arms: TwoArms, names: Sequence[str | int], part_of: NDArray[Any], part_of_baseline: NDArray[Any]
+) -> tuple[PartSummary, ...]:
+    """Args: `part_of` [requests], the part each belongs to, in either arm; None: to none."""
+    records, baseline = table_of(arms.records), table_of(arms.baseline)
+    return tuple(
+        _part(arms, str(name), records.take(part_of == name), baseline.take(part_of_baseline == name))
+        for name in names
+    )
 
 
-def _part(arms: TwoArms, name: str, part_of: PartOf) -> PartSummary:
-    records = [record for record in arms.records if part_of(record) == name]
-    baseline = [record for record in arms.baseline if part_of(record) == name]
+def _part(arms: TwoArms, name: str, records: RequestTable, baseline: RequestTable) -> PartSummary:
     refused = arms.pairing is None or bool(arms.pairing.unlike_prompts)
     pairing = None if refused else pair_units(baseline, records)
     values = arm_metrics(arms.cell, records, arms.outcomes)
     values |= pair_metrics(arms.cell, pairing, baseline, records, arms.outcomes)
-    return PartSummary(values, name, len(request_metrics.completed(records)))
+    return PartSummary(values, name, request_metrics.num_completed(records))
 
 
-def _lengths(arms: TwoArms) -> dict[tuple[str, int, int], int]:
-    """Tokens of every prompt that either arm knows: both arms of a request are in one bucket."""
-    return {
-        record.unit: record.num_prompt_tokens
-        for record in (*arms.baseline, *arms.records)
-        if record.num_prompt_tokens is not None
-    }
+def _length_buckets(records: RequestTable, baseline: RequestTable) -> tuple[NDArray[Any], NDArray[Any]]:
+    """[requests] of each arm: the bucket of the prompt's length, where either arm knows it: both arms of a request are
+    in one bucket.
+    """
+    units = unit_codes(records, baseline)
+    num_units = max((int(codes.max()) + 1 for codes in units if len(codes)), default=0)
+    buckets = numpy.full(num_units, None, dtype=object)
+    for codes, table in ((units[1], baseline), (units[0], records)):
+        lengths = table.integers("num_prompt_tokens")
+        different, places = numpy.unique(lengths.numbers(), return_inverse=True)
+        names = numpy.array([prompt_length_bucket(length) for length in different.tolist()], dtype=object)
+        buckets[codes[lengths.known]] = names[places]
+    return buckets[units[0]], buckets[units[1]]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflash.results import acceptance_metrics, metrics, paired_metrics, request_metrics, task_scores
+from dflash.results.columns import table_of
 from dflash.results.measured import MetricValue
 from dflash.results.paired_metrics import Pairing
 from dflash.results.records import Cell, RequestRecord
-from dflash.results.stats import Interval, percentile
+from dflash.results.stats import Interval, intervals, percentiles
 from dflash.results.task_scores import NOT_SCORED, Outcomes
 
 LATENCY_PERCENTILES = (50, 90, 99)
@@ -18,12 +19,20 @@ def arm_metrics(
     cell: Cell, records: Sequence[RequestRecord], outcomes: Outcomes = NOT_SCORED
 ) -> dict[str, MetricValue]:
     """Every metric of one arm alone, under its code name."""
+    records = table_of(records)
     busy_s = _busy_s(cell, records)
+    pooled = {
+        "decode_tok_s": metrics.pooled_decode_tok_s(records),
+        "acceptance_length": acceptance_metrics.pooled_acceptance_length(records),
+        "acceptance_length_untrimmed": acceptance_metrics.pooled_acceptance_length_untrimmed(records),
+        "task_score": task_scores.pooled_task_score(records, outcomes),
+    }
+    found = dict(zip(pooled, intervals(list(pooled.values())), strict=True))
     values: dict[str, MetricValue] = {
         "num_requests": len(records),
-        "num_completed": len(request_metrics.completed(records)),
+        "num_completed": request_metrics.num_completed(records),
         "error_rate": metrics.error_rate(records),
-        "decode_tok_s": metrics.pooled_decode_tok_s(records).interval(),
+        "decode_tok_s": found["decode_tok_s"],
         "tpot_s": metrics.tpot_s(records),
         "tpot_s_request_mean": metrics.tpot_s_request_mean(records),
         "ttft_s": metrics.ttft_s(records),
@@ -34,11 +43,9 @@ def arm_metrics(
         "decode_step_s": metrics.decode_step_s(records),
         "draft_step_s": metrics.draft_step_s(records),
         "verify_step_s": metrics.verify_step_s(records),
-        "acceptance_length": acceptance_metrics.pooled_acceptance_length(records).interval(),
+        "acceptance_length": found["acceptance_length"],
         "acceptance_length_request_mean": acceptance_metrics.acceptance_length_request_mean(records),
-        "acceptance_length_untrimmed": acceptance_metrics.pooled_acceptance_length_untrimmed(
-            records
-        ).interval(),
+        "acceptance_length_untrimmed": found["acceptance_length_untrimmed"],
         "acceptance_length_untrimmed_request_mean": acceptance_metrics.acceptance_length_untrimmed_request_mean(
             records
         ),
@@ -52,24 +59,23 @@ def arm_metrics(
         "output_tokens_mean": metrics.output_tokens_mean(records),
         "peak_memory_bytes": metrics.peak_memory_bytes(records),
         "peak_memory_with_weights_bytes": metrics.peak_memory_bytes(records, cell.weights_bytes),
-        "task_score": task_scores.pooled_task_score(records, outcomes).interval(),
+        "task_score": found["task_score"],
         "num_scored": task_scores.num_scored(records, outcomes),
         "num_right": task_scores.num_right(records, outcomes),
         "num_unanswered": task_scores.num_unanswered(records, outcomes),
         "num_cut": task_scores.num_cut(records, outcomes),
     }
-    for name, metric in (
-        ("ttft_s", request_metrics.request_ttft_s),
-        ("tpot_s", request_metrics.request_tpot_s),
-        ("e2el_s", request_metrics.request_e2el_s),
-        ("queue_s", request_metrics.request_queue_s),
-        ("ttft_from_due_s", request_metrics.request_ttft_from_due_s),
+    for name, figure in (
+        ("ttft_s", request_metrics.ttfts_s),
+        ("tpot_s", request_metrics.tpots_s),
+        ("e2el_s", request_metrics.e2els_s),
+        ("queue_s", request_metrics.queue_times_s),
+        ("ttft_from_due_s", request_metrics.ttfts_from_due_s),
     ):
-        each = [
-            value for record in request_metrics.completed(records) if (value := metric(record)) is not None
-        ]
-        for percent in LATENCY_PERCENTILES:
-            values[f"{name}_p{percent}"] = percentile(each, percent)
+        of_each = percentiles(request_metrics.figures(records, figure), LATENCY_PERCENTILES)
+        values |= {
+            f"{name}_p{percent}": value for percent, value in zip(LATENCY_PERCENTILES, of_each, strict=True)
+        }
     return values
 
 
@@ -85,15 +91,21 @@ def pair_metrics(
         return dict.fromkeys(PAIRED_METRICS)
     greedy = cell.workload.temperature == 0
     changed = task_scores.changed_answers(pairing, outcomes)
+    pooled = [
+        paired_metrics.pooled_speedup(pairing),
+        paired_metrics.pooled_e2el_speedup(pairing),
+        *([paired_metrics.pooled_agreement(pairing)] if greedy else []),
+    ]
+    speedup, e2el_speedup, *agreement = intervals(pooled)
     return {
-        "speedup": paired_metrics.pooled_speedup(pairing).interval(),
+        "speedup": speedup,
         "speedup_agreeing": paired_metrics.speedup_agreeing(pairing) if greedy else None,
-        "e2el_speedup": paired_metrics.pooled_e2el_speedup(pairing).interval(),
+        "e2el_speedup": e2el_speedup,
         "throughput_speedup": _throughput_speedup(cell, baseline, arm),
         "speedup_mean_tpot": paired_metrics.speedup_mean_tpot(pairing),
         "break_even_acceptance_length": paired_metrics.break_even_acceptance_length(pairing),
         "output_length_ratio": paired_metrics.output_length_ratio(pairing),
-        "agreement": paired_metrics.pooled_agreement(pairing).interval() if greedy else None,
+        "agreement": agreement[0] if greedy else None,
         "num_pairs": len(pairing.pairs),
         "task_score_only_baseline": None if changed is None else changed[0],
         "task_score_only_arm": None if changed is None else changed[1],

@@ -51,6 +51,13 @@ class Column:
         """Known of these requests only."""
         return Column(self.values, self.known & mask)
 
+    def times(self, number: int) -> Column:
+        return Column(self.values * number, self.known)
+
+    def or_else(self, other: Column) -> Column:
+        """With the other's number where it is not known."""
+        return Column(numpy.where(self.known, self.values, other.values), self.known | other.known)
+
     def where_not_zero(self) -> Column:
         return self.where(self.values != 0)
 
@@ -231,7 +238,7 @@ def counted(values: NDArray[Any]) -> dict[Any, int]:
 def unit_codes(
     first: RequestTable, second: RequestTable
 ) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
-    """[requests] of each: equal numbers for an equal prompt, turn and repeat, in one table or in both."""
+    """[requests] of each: equal numbers, from 0, for an equal prompt, turn and repeat, in one table or in both."""
     (codes, names), (other_codes, other_names) = first.prompts, second.prompts
     numbers = {name: number for number, name in enumerate(names)}
     shared = numpy.array([numbers.setdefault(name, len(numbers)) for name in other_names], dtype=numpy.int64)
@@ -240,6 +247,7 @@ def unit_codes(
         values = numpy.concatenate([table.integers(field).values for table in (first, second)])
         different, place = numpy.unique(values, return_inverse=True)
         units = units * max(1, len(different)) + place
+    units = numpy.unique(units, return_inverse=True)[1]
     return units[: len(first)], units[len(first) :]
 
 

@@ -5,9 +5,13 @@ The sixth, of a server's counters, is in `server_counters.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
 
 from dflash.results import acceptance_metrics, metrics
+from dflash.results.columns import Column, Mask, RequestTable, table_of
 from dflash.results.finding import Finding, name_of, of
 from dflash.results.records import Cell, RequestRecord
 
@@ -19,7 +23,7 @@ def check_issued(cell: Cell, records: Sequence[RequestRecord]) -> Finding | None
     """
     counts = metrics.finish_reason_counts(records)
     known = sum(counts.get(reason, 0) for reason in ("stop", "length", "cancelled", "error"))
-    num_prompts = len({record.prompt_id for record in records})
+    num_prompts = len(table_of(records).prompts[1])
     if known != len(records):
         sentence = f"{len(records)} requests were issued, but {known} are completed, failed or cancelled."
     elif cell.status == "completed" and num_prompts != cell.workload.num_prompts:
@@ -29,91 +33,125 @@ def check_issued(cell: Cell, records: Sequence[RequestRecord]) -> Finding | None
     return Finding("requests_do_not_add_up", "error", sentence)
 
 
-def tokens_fault(cell: Cell, record: RequestRecord) -> str | None:
-    """Identity 2, or None where it holds or cannot be checked.
+@dataclass(frozen=True, slots=True, eq=False)
+class Check:
+    """One way in which requests can break an identity."""
+
+    is_broken: Mask  # [requests]
+    words: str  # with a place for each of `numbers`
+    numbers: tuple[Column, ...] = ()
+
+    def fault(self, place: int) -> str:
+        """What is wrong with the request at a place."""
+        return self.words.format(*(column.values[place] for column in self.numbers))
+
+
+def tokens_checks(cell: Cell, requests: RequestTable) -> list[Check]:
+    """Identity 2, where it can be checked.
 
     In process: tokens delivered by the steps + 1 = num_output_tokens. With untrimmed accepted tokens:
     0 <= 1 + verify steps + accepted - (num_output_tokens - steps without a draft) <= B - 1.
     """
-    tokens, steps = record.num_output_tokens, record.num_decode_steps
-    if not record.completed or tokens is None:
-        return None
-    if record.acceptance_histogram is not None:
-        delivered = sum(k * count for k, count in enumerate(record.acceptance_histogram, start=1))
-        if delivered + 1 != tokens:
-            return (
-                f"the steps delivered {delivered} tokens, and 1 from the prefill, but {tokens} were put out"
-            )
+    tokens = requests.integers("num_output_tokens").where(requests.completed)
+    histogram, steps = requests.histograms("acceptance_histogram"), requests.integers("num_decode_steps")
+    delivered = histogram.sums(histogram.bars + 1)
+    words = "the steps delivered {} tokens, and 1 from the prefill, but {} were put out"
+    checks = [Check(_unequal(delivered.plus(1), tokens), words, (delivered, tokens))]
     if cell.arm.is_baseline:
-        wrong = steps is not None and record.num_first_chunk_tokens == 1 and steps != tokens - 1
-        return f"plain decoding took {steps} steps for {tokens} tokens" if wrong else None
-    verify, accepted, block = record.num_verify_steps, record.num_accepted_tokens, cell.arm.block_size
-    if steps is None or verify is None or accepted is None or block is None:
-        return None
-    cut = 1 + verify + accepted - (tokens - (steps - verify))
-    if 0 <= cut <= block - 1:
-        return None
-    return (
-        f"1 + {verify} verify steps + {accepted} accepted tokens against {tokens} tokens put out leaves "
-        f"{cut} cut tokens, "
-        f"outside 0..{block - 1}"
-    )
+        is_one = _equal_to(requests.integers("num_first_chunk_tokens"), 1)
+        wrong = _unequal(steps, tokens.plus(-1)) & is_one
+        return [*checks, Check(wrong, "plain decoding took {} steps for {} tokens", (steps, tokens))]
+    verify, accepted = requests.integers("num_verify_steps"), requests.integers("num_accepted_tokens")
+    block = cell.arm.block_size
+    if block is not None:
+        cut = (verify + accepted).plus(1) - (tokens - (steps - verify))
+        words = (
+            "1 + {} verify steps + {} accepted tokens against {} tokens put out leaves {} cut tokens, outside "
+            f"0..{block - 1}"
+        )
+        is_outside = cut.known & ((cut.values < 0) | (cut.values > block - 1))
+        checks.append(Check(is_outside, words, (verify, accepted, tokens, cut)))
+    return checks
 
 
-def histogram_fault(cell: Cell, record: RequestRecord) -> str | None:
+def histogram_checks(cell: Cell, requests: RequestTable) -> list[Check]:
     """Identity 3:
 
     The histogram's total is the number of steps, its weighted sum the tokens; no bar beyond B.
     """
-    block = cell.arm.block_size
-    for name, histogram, steps in (
-        ("acceptance_histogram", record.acceptance_histogram, record.num_decode_steps),
-        ("acceptance_histogram_untrimmed", record.acceptance_histogram_untrimmed, record.num_verify_steps),
+    checks, block = [], cell.arm.block_size
+    for name, num_steps in (
+        ("acceptance_histogram", "num_decode_steps"),
+        ("acceptance_histogram_untrimmed", "num_verify_steps"),
     ):
-        if not record.completed or histogram is None:
-            continue
-        if steps is not None and sum(histogram) != steps:
-            return f"{name} counts {sum(histogram)} steps where there were {steps}"
-        if block is not None and any(histogram[block:]):
-            return f"{name} has steps of more than B = {block} tokens"
-    untrimmed = record.acceptance_histogram_untrimmed
-    if record.completed and untrimmed is not None and record.num_accepted_tokens is not None:
-        weighted = sum(k * count for k, count in enumerate(untrimmed))
-        if weighted != record.num_accepted_tokens:
-            return (
-                f"the untrimmed histogram holds {weighted} accepted tokens, not {record.num_accepted_tokens}"
-            )
-    return None
+        histogram, steps = requests.histograms(name), requests.integers(num_steps)
+        counted = histogram.sums().where(requests.completed)
+        words = f"{name} counts {{}} steps where there were {{}}"
+        checks.append(Check(_unequal(counted, steps), words, (counted, steps)))
+        if block is not None:
+            beyond = histogram.sums(numpy.sign(histogram.counts) * (histogram.bars >= block))
+            is_beyond = counted.known & (beyond.values != 0)
+            checks.append(Check(is_beyond, f"{name} has steps of more than B = {block} tokens"))
+    untrimmed = requests.histograms("acceptance_histogram_untrimmed")
+    weighted = untrimmed.sums(untrimmed.bars).where(requests.completed)
+    accepted = requests.integers("num_accepted_tokens")
+    words = "the untrimmed histogram holds {} accepted tokens, not {}"
+    return [*checks, Check(_unequal(weighted, accepted), words, (weighted, accepted))]
 
 
-def acceptance_fault(cell: Cell, record: RequestRecord) -> str | None:
+def acceptance_checks(cell: Cell, requests: RequestTable) -> list[Check]:
     """Identity 4: accepted <= drafted, and 1 <= acceptance_length <= B."""
-    accepted, drafted, block = record.num_accepted_tokens, record.num_draft_tokens, cell.arm.block_size
-    if accepted is not None and drafted is not None and accepted > drafted:
-        return f"{accepted} tokens were accepted of {drafted} drafted"
-    if drafted is not None and record.num_verify_steps is not None and block is not None:
-        most = record.num_verify_steps * (block - 1)
-        if drafted > most:
-            return (
-                f"{drafted} tokens were drafted, but at most {most} fit into {record.num_verify_steps} steps"
-            )
-    length = acceptance_metrics.request_acceptance_length(record) if record.completed else None
-    if length is not None and (length < 1 or (block is not None and length > block)):
-        return f"acceptance length {length:.3f} is outside 1..{block if block is not None else 'B'}"
-    return None
+    accepted, drafted = requests.integers("num_accepted_tokens"), requests.integers("num_draft_tokens")
+    verify, block = requests.integers("num_verify_steps"), cell.arm.block_size
+    is_more = accepted.known & drafted.known & (accepted.values > drafted.values)
+    checks = [Check(is_more, "{} tokens were accepted of {} drafted", (accepted, drafted))]
+    if block is not None:
+        most = verify.times(block - 1)
+        is_more = drafted.known & most.known & (drafted.values > most.values)
+        words = "{} tokens were drafted, but at most {} fit into {} steps"
+        checks.append(Check(is_more, words, (drafted, most, verify)))
+    length = acceptance_metrics.acceptance_lengths(requests).where(requests.completed)
+    is_outside = length.values < 1 if block is None else (length.values < 1) | (length.values > block)
+    words = f"acceptance length {{:.3f}} is outside 1..{block if block is not None else 'B'}"
+    return [*checks, Check(length.known & is_outside, words, (length,))]
 
 
-def stamps_fault(record: RequestRecord) -> str | None:
+def stamps_checks(requests: RequestTable) -> list[Check]:
     """due <= sent <= first <= last on the clock of one segment; a completed request has the last three.
 
     An answer without a token has no first one.
     """
-    needed = [record.sent_ns, record.last_ns] + ([record.first_ns] if record.num_output_tokens != 0 else [])
-    if record.completed and None in needed:
-        return "a completed request lacks a time stamp"
-    stamps = (record.due_ns, record.sent_ns, record.first_ns, record.last_ns)
-    known = [stamp for stamp in stamps if stamp is not None]
-    return None if known == sorted(known) else "the stamps due, sent, first, last are not in this order"
+    due, sent, first, last = (requests.integers(f"{name}_ns") for name in ("due", "sent", "first", "last"))
+    has_token = ~_equal_to(requests.integers("num_output_tokens"), 0)
+    lacks = requests.completed & ~(sent.known & last.known & (first.known | ~has_token))
+    is_disordered, before = numpy.zeros(len(requests), dtype=bool), due
+    for stamp in (sent, first, last):
+        is_disordered |= before.known & stamp.known & (stamp.values < before.values)
+        before = stamp.or_else(before)
+    return [
+        Check(lacks, "a completed request lacks a time stamp"),
+        Check(is_disordered, "the stamps due, sent, first, last are not in this order"),
+    ]
+
+
+def tokens_fault(cell: Cell, record: RequestRecord) -> str | None:
+    """How one request breaks identity 2; None where it holds or cannot be checked."""
+    return _fault(tokens_checks(cell, RequestTable((record,))))
+
+
+def histogram_fault(cell: Cell, record: RequestRecord) -> str | None:
+    """How one request breaks identity 3; None where it holds."""
+    return _fault(histogram_checks(cell, RequestTable((record,))))
+
+
+def acceptance_fault(cell: Cell, record: RequestRecord) -> str | None:
+    """How one request breaks identity 4; None where it holds."""
+    return _fault(acceptance_checks(cell, RequestTable((record,))))
+
+
+def stamps_fault(record: RequestRecord) -> str | None:
+    """What is wrong with the stamps of one request; None where they are in order."""
+    return _fault(stamps_checks(RequestTable((record,))))
 
 
 def check_throughput(
@@ -133,12 +171,28 @@ def check_throughput(
     return Finding("peak_below_mean", "error", sentence)
 
 
-def broken(
-    records: Sequence[RequestRecord], code: str, fault: Callable[[RequestRecord], str | None]
-) -> Finding | None:
-    faults = [(record, text) for record in records if (text := fault(record)) is not None]
-    if not faults:
+def broken(requests: RequestTable, code: str, checks: Sequence[Check]) -> Finding | None:
+    """The requests of which a check is broken, and what is wrong with the first."""
+    is_broken = numpy.any([check.is_broken for check in checks], axis=0)
+    if not is_broken.any():
         return None
-    record, text = faults[0]
-    sentence = f"{of(len(faults), len(records))} break an identity; the first is {name_of(record)}: {text}."
+    place = int(numpy.argmax(is_broken))
+    sentence = (
+        f"{of(int(is_broken.sum()), len(requests))} break an identity; the first is {name_of(requests[place])}: "
+        f"{_fault(checks, place)}."
+    )
     return Finding(code, "error", sentence)
+
+
+def _fault(checks: Sequence[Check], place: int = 0) -> str | None:
+    return next((check.fault(place) for check in checks if check.is_broken[place]), None)
+
+
+def _unequal(first: Column, second: Column) -> Mask:
+    unequal: Mask = first.known & second.known & (first.values != second.values)
+    return unequal
+
+
+def _equal_to(column: Column, number: int) -> Mask:
+    equal: Mask = column.known & (column.values == number)
+    return equal

@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy
 from numpy.typing import NDArray
 
-from dflash.results.columns import Mask, RequestTable, Rows, counted, table_of, unit_codes
+from dflash.results.columns import Mask, RequestTable, Rows, counted, first_come, table_of, unit_codes
 from dflash.results.records import RequestRecord
 from dflash.results.request_metrics import decode_columns
 
@@ -88,13 +88,12 @@ def _rows_by_unit(
     baseline: RequestTable, arm: RequestTable
 ) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
     """Where each unit's last record is in both arms; units in the order of the baseline, then the arm's own."""
-    codes = numpy.concatenate(unit_codes(baseline, arm))
-    units, first = numpy.unique(codes, return_index=True)
-    rows = numpy.full((2, len(units)), -1, dtype=numpy.int64)
-    places = numpy.searchsorted(units, codes)
-    rows[0, places[: len(baseline)]] = numpy.arange(len(baseline))  # the last of equal places stays
-    rows[1, places[len(baseline) :]] = numpy.arange(len(arm))
-    order = numpy.argsort(first)
+    units, other_units = unit_codes(baseline, arm)
+    both = numpy.concatenate([units, other_units])
+    rows = numpy.full((2, int(both.max(initial=-1)) + 1), -1, dtype=numpy.int64)
+    rows[0, units] = numpy.arange(len(units))  # the last of equal units stays
+    rows[1, other_units] = numpy.arange(len(other_units))
+    order = first_come(both)
     return rows[0, order], rows[1, order]
 
 

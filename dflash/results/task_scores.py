@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
+
+import numpy
+from numpy.typing import NDArray
 
 from dflash.results.answers import find_answer, is_correct
-from dflash.results.paired_metrics import Pairing
+from dflash.results.columns import Mask, RequestKey, RequestTable, table_of
+from dflash.results.pairing import Pairing, pairs_of
 from dflash.results.records import CodeRecord, OutputRecord, RequestRecord
+from dflash.results.request_metrics import sum_by_prompt
 from dflash.results.stats import Pooled, ratio
 from dflash.results.store import Run
 
@@ -35,7 +40,6 @@ UNSCORED_WORDS: Mapping[Outcome, str] = MappingProxyType(
         "not_executed": "code not executed",
     }
 )
-RequestKey = tuple[str, str, int, int]  # cell, prompt, turn, repeat
 Outcomes = Mapping[RequestKey, Outcome]  # of the requests that have something to be scored by
 
 NOT_SCORED: Outcomes = MappingProxyType({})
@@ -85,27 +89,12 @@ def code_outcome(result: CodeRecord | None) -> Outcome:
     return "right" if result.passed else "wrong"
 
 
-def outcomes_of(
-    records: Sequence[RequestRecord], outcomes: Outcomes
-) -> Iterator[tuple[RequestRecord, Outcome]]:
-    """The records that have something to be scored by, each with its outcome."""
-    for record in records:
-        outcome = outcomes.get(_key(record))
-        if outcome is not None:
-            yield record, outcome
-
-
-def scored(records: Sequence[RequestRecord], outcomes: Outcomes) -> list[tuple[RequestRecord, Outcome]]:
-    """The records that are scored, each with its outcome."""
-    return [(record, outcome) for record, outcome in outcomes_of(records, outcomes) if outcome in SCORED]
-
-
 def pooled_task_score(records: Sequence[RequestRecord], outcomes: Outcomes) -> Pooled:
     """Sums behind `task_score`."""
-    rows = (
-        (record.prompt_id, (float(outcome == "right"), 1.0)) for record, outcome in scored(records, outcomes)
-    )
-    return Pooled.of(rows, ratio)
+    requests = table_of(records)
+    found, is_scored = _outcomes(requests, outcomes)
+    right = (found[is_scored] == "right").astype(numpy.float64)
+    return sum_by_prompt(requests, is_scored, [right, numpy.ones(len(right))], ratio)
 
 
 def task_score(records: Sequence[RequestRecord], outcomes: Outcomes) -> float | None:
@@ -115,7 +104,7 @@ def task_score(records: Sequence[RequestRecord], outcomes: Outcomes) -> float | 
 
 def num_scored(records: Sequence[RequestRecord], outcomes: Outcomes) -> int | None:
     """Completed requests that were compared with a reference answer, or whose code was tried out."""
-    return len(scored(records, outcomes)) or None
+    return int(_outcomes(table_of(records), outcomes)[1].sum()) or None
 
 
 def num_right(records: Sequence[RequestRecord], outcomes: Outcomes) -> int | None:
@@ -130,13 +119,16 @@ def num_unanswered(records: Sequence[RequestRecord], outcomes: Outcomes) -> int 
 
 def num_cut(records: Sequence[RequestRecord], outcomes: Outcomes) -> int | None:
     """Scored requests that ended at the limit of new tokens."""
-    known = scored(records, outcomes)
-    return sum(record.finish_reason == "length" for record, _ in known) if known else None
+    requests = table_of(records)
+    _, is_scored = _outcomes(requests, outcomes)
+    is_cut = is_scored & (requests.texts("finish_reason") == "length")
+    return int(is_cut.sum()) if is_scored.any() else None
 
 
 def unscored_counts(records: Sequence[RequestRecord], outcomes: Outcomes) -> dict[Outcome, int]:
     """Requests that have something to be scored by and are not scored, by why."""
-    counts = Counter(outcome for _, outcome in outcomes_of(records, outcomes) if outcome not in SCORED)
+    found, is_scored = _outcomes(table_of(records), outcomes)
+    counts = Counter(outcome for outcome in found[~is_scored].tolist() if outcome is not None)
     return dict(sorted(counts.items()))
 
 
@@ -146,15 +138,15 @@ def changed_answers(pairing: Pairing, outcomes: Outcomes) -> tuple[int, int] | N
     With repeats a prompt counts once, for the arm that has it right more often: its repeats are not
     independent of each other.
     """
-    balance: dict[str, int] = {}
-    for baseline, arm in pairing.completed_pairs:
-        first, second = outcomes.get(_key(baseline)), outcomes.get(_key(arm))
-        if first in SCORED and second in SCORED:
-            change = (second == "right") - (first == "right")
-            balance[arm.prompt_id] = balance.get(arm.prompt_id, 0) + change
-    if not balance:
+    pairs = pairs_of(pairing.completed_pairs)
+    first, first_scored = _outcomes(pairs.baseline, outcomes)
+    second, second_scored = _outcomes(pairs.arm, outcomes)
+    rows = first_scored & second_scored
+    if not rows.any():
         return None
-    return sum(value < 0 for value in balance.values()), sum(value > 0 for value in balance.values())
+    change = (second[rows] == "right").astype(int) - (first[rows] == "right")
+    balance = numpy.bincount(pairs.arm.prompts[0][rows], weights=change)
+    return int((balance < 0).sum()), int((balance > 0).sum())
 
 
 def mcnemar_p_value(only_baseline: int, only_arm: int) -> float:
@@ -167,9 +159,19 @@ def mcnemar_p_value(only_baseline: int, only_arm: int) -> float:
     return min(1.0, 2 * tail / (1 << total))
 
 
+def _outcomes(requests: RequestTable, outcomes: Outcomes) -> tuple[NDArray[Any], Mask]:
+    """[requests]: the outcome of each, None where it has nothing to be scored by; and which are scored."""
+    found = requests.look_up(outcomes)
+    is_scored = numpy.zeros(len(found), dtype=bool)
+    if outcomes:
+        for outcome in SCORED:
+            is_scored |= found == outcome
+    return found, is_scored
+
+
 def _count(records: Sequence[RequestRecord], outcomes: Outcomes, wanted: Outcome) -> int | None:
-    known = scored(records, outcomes)
-    return sum(outcome == wanted for _, outcome in known) if known else None
+    found, is_scored = _outcomes(table_of(records), outcomes)
+    return int((found == wanted).sum()) if is_scored.any() else None
 
 
 def _last_turns(records: Sequence[RequestRecord], prompt_ids: Collection[str]) -> list[RequestRecord]:

@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 from dflash import runner
 from dflash.backends.base import BackendSettings
@@ -47,14 +48,10 @@ def cpu_ns_of_run(num_prompts: int, scenario: Scenario) -> tuple[int, int, int]:
             run_name="run",
         )
         prompts = prompt_set(num_prompts)
-        load = runner.load_prompt_sets
-        runner.load_prompt_sets = lambda config: (prompts,)
-        try:
+        with mock.patch.object(runner, "load_prompt_sets", return_value=(prompts,)):
             started_ns = time.process_time_ns()
             runner.execute(config, backend=backend)
             whole_ns = time.process_time_ns() - started_ns
-        finally:
-            runner.load_prompt_sets = load
         started_ns = time.process_time_ns()
         load_run(Path(folder) / "run")
         read_ns = time.process_time_ns() - started_ns

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dflash.cache_folder import parse_folder
 from dflash.config import ARM_NAMES, DTYPES, BenchmarkConfig
+from dflash.datasets.catalogue import expand_datasets
 from dflash.errors import UsageError
 from dflash.server_options import ARRIVALS, ROUTES
+from dflash.time_budget import parse_duration
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -41,6 +43,9 @@ def _list_of(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     parse_list.__name__ = f"list of {parse.__name__}"  # argparse names it in its message
     return parse_list
 
+
+# Of the one run that all parts of a suite make together.
+_OF_OUTPUT = ("output_dir", "run_name", "resume", "json_file", "quiet", "list_only")
 
 _GROUPS: dict[str, tuple[_Flag, ...]] = {
     "what decodes": (
@@ -127,6 +132,13 @@ _GROUPS: dict[str, tuple[_Flag, ...]] = {
     ),
     "on what": (
         _Flag(
+            "suite",
+            ("--suite",),
+            str,
+            "a whole sweep: a TOML file, or quick, paper, ci; flags beside it hold in every grid of it",
+            "SUITE",
+        ),
+        _Flag(
             "datasets",
             ("--dataset",),
             _list_of(str),
@@ -179,7 +191,21 @@ _GROUPS: dict[str, tuple[_Flag, ...]] = {
         _Flag("seed", ("--seed",), int, "of prompt selection and sampling (default: 0)", "N"),
     ),
     "how it is measured": (
-        _Flag("repeats", ("--repeats",), int, "times that every prompt is run (default: 1)", "N"),
+        _Flag(
+            "repeats",
+            ("--repeats",),
+            int,
+            "rounds: every cell is run once in each, and servers that are started are started anew (default: 1)",
+            "N",
+        ),
+        _Flag("cooldown_s", ("--cooldown",), float, "rest between cells (default: 0)", "SECONDS"),
+        _Flag(
+            "time_budget_s",
+            ("--time-budget",),
+            parse_duration,
+            "begin nothing new after this time, such as 90m; what is left is recorded as not run (exit code 0)",
+            "TIME",
+        ),
         _Flag(
             "num_warmup",
             ("--warmup",),
@@ -211,10 +237,17 @@ _GROUPS: dict[str, tuple[_Flag, ...]] = {
             "name of the run; an existing one is resumed (default: a time stamp)",
             "NAME",
         ),
+        _Flag(
+            "resume",
+            ("--no-resume",),
+            None,
+            "refuse a run of that name instead of going on with it",
+            off=True,
+        ),
         _Flag("save_outputs", ("--no-save-outputs",), None, "do not keep what the models said"),
         _Flag("json_file", ("--json",), str, "write every metric as JSON; - for standard output", "FILE"),
         _Flag("quiet", ("--quiet",), None, "print errors only"),
-        _Flag("list_only", ("--list",), None, "print what would run, and stop"),
+        _Flag("list_only", ("--list",), None, "print what would run, and stop; with --json as a document"),
     ),
 }
 
@@ -239,6 +272,13 @@ def benchmark_parser() -> argparse.ArgumentParser:
                 group.add_argument(
                     "--enable-thinking", action="store_true", help="the same as --reasoning on"
                 )
+            if flag.field == "resume":
+                group.add_argument(
+                    "--resume",
+                    dest="resume_given",
+                    action="store_true",
+                    help="go on with a run of that name (the default)",
+                )
     return parser
 
 
@@ -249,22 +289,68 @@ def parse_benchmark_arguments(argv: Sequence[str]) -> BenchmarkConfig:
         UsageError: unknown flags, values that cannot be read, contradictions.
         SystemExit: after `--help`.
     """
+    values = _values(argv)
+    name = values.pop("suite", None)
+    if name is None:
+        return BenchmarkConfig(**values)
+    return _suite_config(name, argv, values)
+
+
+def _values(argv: Sequence[str]) -> dict[str, Any]:
+    """What is given, by field."""
     values = vars(benchmark_parser().parse_args(list(argv)))
     if values.pop("no_baseline", False) and values.setdefault("arms", ("dflash",)) != ("dflash",):
         raise UsageError("--no-baseline contradicts --arms", "give one of them")
     if values.pop("enable_thinking", False) and values.setdefault("reasoning", "on") != "on":
         raise UsageError("--enable-thinking contradicts --reasoning", "give one of them")
+    if values.pop("resume_given", False) and values.get("resume") is False:
+        raise UsageError("--resume contradicts --no-resume", "give one of them")
     values.update({name: tuple(value) for name, value in values.items() if isinstance(value, list)})
-    return BenchmarkConfig(**values)
+    return values
+
+
+def _suite_config(name: str, argv: Sequence[str], typed: dict[str, Any]) -> BenchmarkConfig:
+    """The first grid of a suite with all of them as its parts."""
+    from dflash.suite import load_suite
+    from dflash.suite_parts import grid_words
+
+    names = {alias.lstrip("-"): flag.names[0].lstrip("-") for flag in _all_flags() for alias in flag.names}
+    fields_typed = tuple(flag.field for flag in _all_flags() if flag.field in typed)
+    hidden = {flag.names[0].lstrip("-") for flag in _all_flags() if flag.field in fields_typed}
+    if typed.get("smoke"):
+        hidden.add("num-prompts")  # one prompt of each cell, whatever the suite says
+    grids = grid_words(load_suite(name), hidden, names, lambda names: expand_datasets(names)[0])
+    given = {field: value for field, value in typed.items() if field not in _OF_OUTPUT}
+    parts: list[BenchmarkConfig] = []
+    for words in grids:
+        try:
+            part = BenchmarkConfig(**(_values(words) | given))
+        except UsageError as error:
+            raise UsageError(f"suite {name}: {error.fault}", error.mend) from error
+        if part not in parts:
+            parts.append(part)
+    if not parts:
+        raise UsageError(f"suite {name} leaves no cell", "its overrides drop all of them")
+    output = {field: typed[field] for field in _OF_OUTPUT if field in typed}
+    return replace(parts[0], **output, suite=name, parts=tuple(parts), typed=fields_typed)
+
+
+def _all_flags() -> Iterator[_Flag]:
+    return (flag for flags in _GROUPS.values() for flag in flags)
 
 
 def benchmark_command(config: BenchmarkConfig) -> str:
     """The shortest command line that means `config`."""
     words = ["python", "-m", "dflash.benchmark"]
     defaults = {item.name: item.default for item in fields(config) if item.default is not MISSING}
-    for flag in (flag for flags in _GROUPS.values() for flag in flags):
+    for flag in _all_flags():
         value = getattr(config, flag.field)
-        if value == defaults[flag.field] and flag.field != "backend":
+        if config.suite is not None:
+            if flag.field not in ("suite", "run_name", *config.typed) or value is None:
+                continue
+        elif value == defaults[flag.field] and flag.field != "backend":
+            continue
+        if flag.parse is None and value == defaults[flag.field]:
             continue
         words.append(flag.names[0])
         if flag.many:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, fields
 
 from dflash.backends.base import Backend, Generation, GenerationRequest, Message, Sampling
 from dflash.command_line import one_line
+from dflash.digests import digest_of_ids, digest_of_text
 from dflash.errors import RequestError
+from dflash.line_recorder import LineRecorder
 from dflash.progress import Progress
 from dflash.prompts import Prompt
 from dflash.reasoning import strip_reasoning
-from dflash.recorder import RunRecorder, digest_of_ids, digest_of_text
 from dflash.results.records import Cell, ChunkRecord, DifferenceRecord, OutputRecord, RequestRecord
 
 WARMUP_MAX_NEW_TOKENS = 32
@@ -41,6 +42,8 @@ class Place:
     order: int = 0
     block: int = 0
     due_ns: int | None = None  # when the load wanted it sent
+    round: int = 0  # of `--repeats`
+    launch: int | None = None  # of a server that this process started
 
 
 class Asker:
@@ -51,7 +54,7 @@ class Asker:
     """
 
     def __init__(
-        self, backend: Backend, recorder: RunRecorder, progress: Progress, stop: threading.Event
+        self, backend: Backend, recorder: LineRecorder, progress: Progress, stop: threading.Event
     ) -> None:
         self._backend = backend
         self._recorder = recorder
@@ -162,6 +165,8 @@ class Asker:
             order=place.order,
             block=place.block,
             due_ns=place.due_ns,
+            round=place.round,
+            launch=place.launch,
             **values,  # type: ignore[arg-type]
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from dflash.config import ARM_NAMES, DEFAULT_DATASET, BenchmarkConfig
 from dflash.errors import EXIT_DONE
 
 if TYPE_CHECKING:
-    from dflash.execution import Outcome
+    from dflash.outcome import Outcome
     from dflash.results.store import Run
 
 
@@ -53,8 +54,10 @@ def _benchmark(argv: Sequence[str]) -> int:
             invocation=Invocation(benchmark_command(config), tuple(argv)),
         )
         exit_code = EXIT_DONE if outcome.error is None else exit_code_of(outcome.error)
+        if not outcome.is_first:  # another process of this run reports
+            return exit_code
         _report(config, outcome.run, exit_code)
-        if outcome.error is not None:
+        if outcome.error is not None or outcome.cut:
             _report_end(config, outcome)
     return exit_code
 
@@ -79,10 +82,14 @@ def _report(config: BenchmarkConfig, run: Run, exit_code: int) -> None:
 
 
 def _report_end(config: BenchmarkConfig, outcome: Outcome) -> None:
-    """The error that ended the run, and what there is all the same."""
-    assert outcome.error is not None
-    report_error(outcome.error)
+    """What ended the run early, and what there is all the same."""
+    if outcome.error is not None:
+        report_error(outcome.error)
     run = outcome.run
+    if outcome.cut:
+        counts = Counter(cell.status for cell in run.info.cells if not cell.is_retired)
+        words = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in counts.items())
+        print(f"stopped, as {outcome.cut}: of {sum(counts.values())} cells {words}", file=sys.stderr)
     command = benchmark_command(replace(config, run_name=run.folder.name))
     print(
         f"{len(run.records)} requests are kept in {run.folder}; this goes on from there:\n  {command}",

@@ -12,8 +12,9 @@ from dflash.code_execution.programs import (
     check_answers,
     protection_warning,
 )
+from dflash.command_line import one_line
 from dflash.progress import Progress
-from dflash.prompts import CodeCheck, Prompt
+from dflash.prompts import CodeCheck, Prompt, PromptSet
 from dflash.recorder import RunRecorder
 from dflash.results.records import CodeRecord, OutputRecord, RequestRecord
 from dflash.results.store import Run, load_run
@@ -23,6 +24,21 @@ from dflash.results.store import Run, load_run
 class _Answer:
     output: OutputRecord
     check: CodeCheck
+
+
+def execute_code(
+    recorder: RunRecorder, prompt_sets: Sequence[PromptSet], progress: Progress
+) -> BaseException | None:
+    """Try out what the arms wrote, and give what ended it early. No measurement is lost by what goes wrong here."""
+    try:
+        prompts = [prompt for prompt_set in prompt_sets for prompt in prompt_set.prompts]
+        execute_answers(recorder, prompts, progress)
+    except KeyboardInterrupt as error:
+        return error
+    except Exception as error:
+        progress.say(f"executing the code ended early: {one_line(f'{type(error).__name__}: {error}')}")
+        return error
+    return None
 
 
 def execute_answers(recorder: RunRecorder, prompts: Sequence[Prompt], progress: Progress) -> None:

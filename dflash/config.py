@@ -58,7 +58,7 @@ class BenchmarkConfig:
     block_sizes: tuple[int, ...] = ()  # empty: what the draft was trained for (the quickstart draft: 4)
     arms: tuple[str, ...] = ("baseline", "dflash")
     seed: int = 0
-    repeats: int = 1
+    repeats: int = 1  # rounds: every cell is run once in each
     dtype: str | None = None
     device: str | None = None
     attn_implementation: str | None = None
@@ -90,10 +90,16 @@ class BenchmarkConfig:
     execute_code: bool = False  # try out generated code, in a limited subprocess
     output_dir: Path = Path("reports")
     run_name: str | None = None  # None: a time stamp
+    resume: bool = True  # go on with a run of that name; False: refuse it
+    cooldown_s: float = 0.0  # of rest between cells, outside of every clock
+    time_budget_s: float | None = None  # nothing new is begun once it is used up; None: no limit
     json_file: str | None = None  # "-": standard output
     quiet: bool = False
     list_only: bool = False
     smoke: bool = False
+    suite: str | None = None  # name or file of the suite that `parts` come from
+    parts: tuple[BenchmarkConfig, ...] = ()  # grids that are run in one folder; empty: this one alone
+    typed: tuple[str, ...] = ()  # fields that were given beside a suite, and hold in every part
 
     def __post_init__(self) -> None:
         _check_lists(self)
@@ -103,6 +109,11 @@ class BenchmarkConfig:
         _check_models(self)
         check_servers(self)
         _check_output(self)
+
+    @property
+    def all_parts(self) -> tuple[BenchmarkConfig, ...]:
+        """The grids of the sweep: those of the suite, or this one."""
+        return self.parts or (self,)
 
     @property
     def loads(self) -> tuple[int, ...]:
@@ -208,6 +219,10 @@ def _check_ranges(config: BenchmarkConfig) -> None:
             raise UsageError(f"{flag} {value} is below {lowest}", hint or f"give {lowest} or more")
         if value is not None and value > MAX_INTEGER:
             raise UsageError(f"{flag} {value} is above {MAX_INTEGER}", "give a smaller number")
+    if not (config.cooldown_s >= 0 and math.isfinite(config.cooldown_s)):
+        raise UsageError(f"--cooldown {config.cooldown_s:g} is no time", "give seconds, 0 or more")
+    if config.time_budget_s is not None and not config.time_budget_s > 0:
+        raise UsageError(f"--time-budget {config.time_budget_s:g} is not above 0", "give a time such as 30m")
     low, high = config.min_prompt_chars, config.max_prompt_chars
     if low is not None and high is not None and low > high:
         raise UsageError(f"--min-prompt-chars {low} is above --max-prompt-chars {high}", "give low and high")
@@ -266,13 +281,13 @@ def _check_output(config: BenchmarkConfig) -> None:
             f"--run {name!r} is no run name",
             "use letters, digits, '.', '_', '+', '-', a letter or digit first; --output-dir names the folder",
         )
-    if config.quiet and config.list_only:
+    if config.quiet and config.list_only and config.json_file is None:
         raise UsageError("--quiet contradicts --list, which only prints", "drop one of them")
+    if not config.resume and name is None:
+        raise UsageError("--no-resume has no meaning for a run without a name", "add --run, or drop it")
     if config.execute_code and not config.save_outputs:
         raise UsageError(
             "--execute-code contradicts --no-save-outputs", "code is read from the saved outputs"
         )
     if config.json_file == "":
         raise UsageError("--json is empty", "give a file, or - for standard output")
-    if config.json_file is not None and config.list_only:
-        raise UsageError("--json contradicts --list, which measures nothing", "drop one of them")

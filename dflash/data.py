@@ -234,7 +234,7 @@ def _render(tokenizer: Any, config: BenchmarkConfig, prompts: Sequence[Prompt]) 
         template_variables,
     )
     from dflash.data_tables import RenderedPrompt, Rendering
-    from dflash.recorder import digest_of_ids
+    from dflash.digests import digest_of_ids
 
     template = find_chat_template(tokenizer)
     rendered = {}

@@ -1,146 +1,117 @@
-"""One run, from the opened engine to the records that are read back; what was measured is kept in any case."""
+"""One run, from its first engine to the records that are read back; what was measured is kept in any case.
+
+A sweep is a list of visits: an engine is opened, its groups run for a round or more, and it is closed. A cell that
+fails, an engine that cannot be opened and a used-up time budget are recorded, and the sweep goes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
-from dflash.asking import warmup_request
 from dflash.backends import create_backend
-from dflash.backends.base import (
-    Backend,
-    BackendSettings,
-    Endpoint,
-    ServerBackend,
-)
+from dflash.backends.base import Backend, BackendDescription, Endpoint
 from dflash.command_line import one_line
 from dflash.config import BenchmarkConfig
-from dflash.datasets.catalogue import expand_datasets
 from dflash.environment import fingerprint
-from dflash.errors import RequestError, TooManyFailuresError
-from dflash.interleaved import InterleavedRunner
+from dflash.errors import UsageError
 from dflash.interrupts import Interrupts
-from dflash.plan import (
-    Group,
-    make_groups,
-    num_warmup_of,
-    planned_arms,
-)
+from dflash.outcome import Outcome as Outcome
+from dflash.outcome import failure_of
+from dflash.plan import planned_arms
 from dflash.progress import Progress
-from dflash.prompt_sets import load_warmup_texts
-from dflash.prompts import PromptSet
-from dflash.recorder import Invocation, RunRecorder, new_run_folder
-from dflash.results.records import BASELINE, Arm
-from dflash.results.store import INFO_FILE, Run, RunWriter, load_run
-from dflash.served import BaselineTexts, ServedRunner
-from dflash.server_options import SERVER_BACKENDS, api_key_of, endpoints_of, headers_of, timeouts_of
+from dflash.prompt_sets import load_warmup_texts as load_warmup_texts
+from dflash.ranks import Ranks
+from dflash.recorder import Invocation
+from dflash.results.records import BASELINE, Arm, CellStatus
+from dflash.results.store import INFO_FILE, RunWriter
 from dflash.serving import launch_arm, with_block_size
+from dflash.stages import Stage, undescribed
+from dflash.stages import backend_settings as backend_settings
+from dflash.sweep import Sweep
+from dflash.time_budget import TimeBudget
 
 SLOW_S = 3.0  # without a sign of life
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A run that was begun: what was measured, and what ended it early or must be said of it."""
+class Unopened:
+    """Arms whose engine did not open."""
 
-    run: Run
-    error: BaseException | None = None
-
-
-def backend_settings(config: BenchmarkConfig) -> BackendSettings:
-    """What an engine needs to know of the settings."""
-    return BackendSettings(
-        model=config.model,
-        draft_model=config.draft_model,
-        dtype=config.dtype,
-        device=config.device,
-        attn_implementation=config.attn_implementation,
-        trust_remote_code=config.trust_remote_code,
-        force_block_size=config.force_block_size,
-        endpoints=endpoints_of(config) if config.backend in SERVER_BACKENDS else (),
-        block_size=config.block_sizes[0] if len(config.block_sizes) == 1 else None,
-        reasoning=config.reasoning,
-        route=config.route,
-        timeouts=timeouts_of(config),
-        api_key=api_key_of(config, os.environ),
-        headers=headers_of(config),
-        verify_tls=config.verify_tls,
-        max_concurrency=max(config.loads),
-        script=config.script,
-    )
-
-
-def failure_of(run: Run, max_error_rate: float) -> TooManyFailuresError | None:
-    """The error that stands for too many failed requests in any one cell, or None."""
-    for cell in run.info.cells:
-        records = [record for record in run.records if record.cell_id == cell.cell_id]
-        failed = [record for record in records if record.finish_reason == "error"]
-        if not failed or len(failed) <= max_error_rate * len(records):
-            continue
-        kinds = Counter(record.error_kind for record in failed)
-        return TooManyFailuresError(
-            f"{len(failed)} of {len(records)} requests failed: {cell.arm.label}, {cell.workload.dataset}: "
-            + ", ".join(f"{kind} {count}" for kind, count in kinds.items())
-            + f"; the first said {failed[0].error_message!r}",
-            "mend the cause and resume the run, or allow more by --max-error-rate",
-        )
-    return None
+    stage: Stage
+    arms: tuple[Arm, ...]
+    reason: str
 
 
 class Execution:
-    """One call of `execute`, from the opened engine to the run that was read back."""
+    """One call of `execute`, from the first engine to the run that was read back.
+
+    Args:
+        backend: not yet opened, for the first visit of the first stage.
+    """
 
     def __init__(
         self,
         config: BenchmarkConfig,
+        stages: Sequence[Stage],
         backend: Backend,
-        prompt_sets: Sequence[PromptSet],
         progress: Progress,
         interrupts: Interrupts,
         invocation: Invocation,
+        ranks: Ranks,
+        budget: TimeBudget,
     ) -> None:
         self._config = config
-        self._backend = backend
-        self._prompt_sets = prompt_sets
+        self._stages = stages
+        self._backend: Backend | None = backend
         self._progress = progress
-        self._interrupts = interrupts
-        self._invocation = invocation
-        self._stop = threading.Event()
-        self._writer: RunWriter | None = None
-        self._recorder: RunRecorder | None = None
-        self._error: BaseException | None = None
-        self._texts = BaselineTexts()
+        self._ranks = ranks
+        self._sweep = Sweep(
+            config, stages, progress, interrupts, invocation, ranks, budget, lambda: load_warmup_texts()
+        )
+        self._budget = budget
+        self._unopened: list[Unopened] = []
+        self._described: dict[int, BackendDescription] = {}  # of a stage, by any of its engines
+        self._visited: set[tuple[int, str]] = set()  # stage and arm
 
     def run(self) -> Outcome:
+        sweep = self._sweep
         name = self._config.run_name
-        if name is not None and (self._config.output_dir / name / INFO_FILE).exists():
+        if (
+            self._ranks.is_first
+            and name is not None
+            and (self._config.output_dir / name / INFO_FILE).exists()
+        ):
+            if not self._config.resume:
+                raise UsageError(
+                    f"run {name!r} exists, and --no-resume is given", "choose another name by --run"
+                )
             # opened now, so that a second process is refused before a model is loaded
-            self._writer = RunWriter(self._config.output_dir / name)
+            sweep.writer = RunWriter(self._config.output_dir / name)
         try:
             self._run_coroutine()
-        except KeyboardInterrupt as error:  # from the event loop itself
-            if self._recorder is None:
+        except KeyboardInterrupt as interrupt:  # from the event loop itself
+            if not sweep.has_begun:
                 raise
-            self._error = self._error or error
+            sweep.interrupt(interrupt)
+            sweep.end()
         finally:
             self._progress.close()
-            if self._writer is not None:
-                self._writer.close()
-        assert self._writer is not None
-        run = load_run(self._writer.folder)
-        return Outcome(run, self._error or failure_of(run, self._config.max_error_rate))
+            sweep.close()
+        run = sweep.read_back()
+        error = sweep.error or (
+            failure_of(run, self._config.max_error_rate) if self._ranks.is_first else None
+        )
+        return Outcome(run, error, sweep.cut, self._ranks.is_first)
 
     def _run_coroutine(self) -> None:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            asyncio.run(self._open_and_run())
+            asyncio.run(self._run_visits())
             return
         # inside a notebook's loop: one of our own in a thread, which a Ctrl-C stops after the current request
         thread = threading.Thread(target=self._run_in_thread)
@@ -148,64 +119,155 @@ class Execution:
         try:
             thread.join()
         except KeyboardInterrupt:
-            self._stop.set()
+            self._sweep.stop.set()
             thread.join()
-        if self._recorder is None and self._error is not None:
-            raise self._error
+        if not self._sweep.has_begun and self._sweep.error is not None:
+            raise self._sweep.error
 
     def _run_in_thread(self) -> None:
         try:
-            asyncio.run(self._open_and_run())
+            asyncio.run(self._run_visits())
         except BaseException as error:  # carried over to the thread that waits
-            self._error = self._error or error
+            self._sweep.error = self._sweep.error or error
 
-    async def _open_and_run(self) -> None:
-        if self._config.serve:
-            await self._serve_arms()
-        else:
-            await self._run_stage(planned_arms(self._config))
-        assert self._recorder is not None
-        self._recorder.finish()
-        if self._config.execute_code and self._error is None:
-            self._execute_code(self._recorder)
+    async def _run_visits(self) -> None:
+        sweep = self._sweep
+        for number, rounds in self._visits():
+            # the first visit always begins: what it loads may use up the budget, and nothing would be there to resume
+            is_over = sweep.is_ended or (bool(self._visited) and self._budget.is_used_up)
+            if any(self._ranks.all_of(is_over)):
+                break
+            if self._stages[number].config.serve:
+                await self._serve_arms(number, rounds[0])
+            else:
+                await self._visit(number, planned_arms(self._stages[number].config), rounds)
+        if not sweep.has_begun and sweep.error is not None:
+            raise sweep.error
+        self._record_unopened()
+        sweep.end()
 
-    async def _serve_arms(self) -> None:
-        """One server after the other: two at once would share the machine."""
-        for planned in planned_arms(self._config):
+    def _visits(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """(number of the stage, rounds) in order: an engine that is the only one stays open from round to round."""
+        rounds = range(self._config.repeats)
+        if len(self._stages) == 1 and not self._stages[0].config.serve:
+            yield 0, rounds
+            return
+        for number in rounds:
+            for stage_number in range(len(self._stages)):
+                yield stage_number, [number]
+
+    async def _serve_arms(self, number: int, round_number: int) -> None:
+        """One server after the other: two at once would share the machine. Every round starts them anew, every other
+        in reversed order where no arm needs the baseline's answers."""
+        stage = self._stages[number]
+        arms = list(planned_arms(stage.config))
+        if round_number % 2 and not stage.has_turns:
+            arms.reverse()
+        for planned in arms:
+            if self._sweep.is_ended or (self._visited and self._budget.is_used_up):
+                return
+            if self._sweep.is_done(number, planned.label, round_number):
+                continue
+            await self._sweep.rest()
             try:
-                arm = with_block_size(self._config, planned)
-                async with launch_arm(self._config, arm, self._progress.say) as server:
+                arm = with_block_size(stage.config, planned)
+                async with launch_arm(stage.config, arm, self._progress.say) as server:
                     settings = replace(
-                        backend_settings(self._config),
+                        backend_settings(stage.config),
                         model=None,  # whatever it calls what it was started with
                         endpoints=(Endpoint(server.url, arm.name),),
                         block_size=arm.block_size,
                     )
-                    self._backend = create_backend(self._config.backend, settings)
-                    await self._run_stage((arm,))
+                    self._backend = create_backend(stage.config.backend, settings)
+                    await self._visit(number, (arm,), [round_number], planned.label)
             except Exception as error:
-                if self._recorder is None:  # nothing was measured
-                    raise
-                self._recorder.add_note(one_line(f"{planned.label} was not served: {error}"))
-                self._error = self._error or error
-            if self._error is not None:
-                return
+                self._fail(number, (planned,), error, planned.label)
 
-    async def _run_stage(self, arms: Sequence[Arm]) -> None:
-        """What one opened engine contributes: all arms, or one of several that are served in turn."""
-        config = self._config
-        try:
-            with self._said_if_slow(f"opening the engine {config.backend}"):
-                description = await self._backend.open(arms)
-            environment: dict[str, Any] = fingerprint() | {"engine": dict(description.environment)}
-            has_baseline = BASELINE in config.arms if config.serve else None
-            groups = make_groups(
-                config, self._prompt_sets, description, environment, has_baseline=has_baseline
+    async def _visit(
+        self, number: int, arms: Sequence[Arm], rounds: Sequence[int], launched: str | None = None
+    ) -> None:
+        """Open an engine, run its groups, close it.
+
+        Args:
+            launched: name of the one arm whose server this process started.
+        """
+        stage = self._stages[number]
+        settings = backend_settings(stage.config)
+        device = self._ranks.device_of(settings.device) if stage.config.backend == "transformers" else None
+        backend = self._backend
+        if backend is None or (device is not None and device != settings.device):
+            backend = create_backend(
+                stage.config.backend, replace(settings, device=device or settings.device)
             )
-            recorder = self._begin_stage(groups, environment, description.notes)
-            await self._run_groups(groups, recorder)
+        self._backend = None
+        try:
+            description = await self._open(number, backend, arms, launched)
+            if description is not None:
+                environment = fingerprint() | {"engine": dict(description.environment)}
+                has_baseline = BASELINE in stage.config.arms if launched is not None else None
+                groups = stage.groups(description, environment, has_baseline=has_baseline)
+                if self._sweep.begin(number, groups, environment, description.notes, device, launched):
+                    await self._sweep.run_groups(backend, groups, rounds, launched is not None)
         finally:
-            await self._close_backend()
+            await self._close(backend)
+
+    async def _open(
+        self, number: int, backend: Backend, arms: Sequence[Arm], launched: str | None
+    ) -> BackendDescription | None:
+        failure: Exception | None = None
+        description = None
+        try:
+            with self._said_if_slow(f"opening the engine {self._stages[number].config.backend}"):
+                description = await backend.open(arms)
+        except Exception as error:
+            failure = error
+        try:
+            self._ranks.together(failure)
+        except Exception as error:
+            self._fail(number, arms, error, launched)
+            return None
+        assert description is not None
+        self._described[number] = description
+        labels = (
+            [arm.label for arm in planned_arms(self._stages[number].config)]
+            if launched is None
+            else [launched]
+        )
+        self._visited |= {(number, label) for label in labels}
+        return description
+
+    def _fail(self, number: int, arms: Sequence[Arm], error: Exception, launched: str | None) -> None:
+        """An engine that did not open, or a server that did not start: the sweep goes on without it."""
+        reason = one_line(f"not opened: {type(error).__name__}: {error}")
+        self._visited |= {(number, launched or arm.label) for arm in arms}
+        if not self._sweep.fail(number, launched, error, reason):
+            self._unopened.append(Unopened(self._stages[number], tuple(arms), reason))
+        if len(self._stages) > 1 or launched is not None:
+            self._progress.say(f"{', '.join(arm.label for arm in arms)}: {reason}")
+
+    def _record_unopened(self) -> None:
+        """Cells of engines that did not open, and of those that the time budget left out."""
+        for unopened in self._unopened:
+            self._add_unopened(unopened.stage, unopened.arms, "failed", unopened.reason)
+        if self._sweep.is_ended or not self._budget.is_used_up:
+            return
+        for number, stage in enumerate(self._stages):
+            arms = [arm for arm in planned_arms(stage.config) if (number, arm.label) not in self._visited]
+            if arms:
+                self._sweep.cut = self._budget.reason
+                self._add_unopened(stage, arms, "not_run", self._budget.reason)
+
+    def _add_unopened(self, stage: Stage, arms: Sequence[Arm], status: CellStatus, reason: str) -> None:
+        described = self._described.get(self._stages.index(stage))
+        drafted = [arm if arm.is_baseline else replace(arm, draft=stage.config.draft_model) for arm in arms]
+        description = (
+            undescribed(stage.config, drafted)
+            if described is None
+            else replace(described, arms=tuple(drafted))
+        )
+        environment = fingerprint() | {"engine": dict(description.environment)}
+        groups = stage.groups(description, environment, has_baseline=BASELINE in stage.config.arms)
+        self._sweep.add_unopened(groups, status, reason)
 
     @contextmanager
     def _said_if_slow(self, text: str) -> Iterator[None]:
@@ -218,95 +280,10 @@ class Execution:
         finally:
             timer.cancel()
 
-    def _begin_stage(
-        self, groups: Sequence[Group], environment: dict[str, Any], notes: Sequence[str]
-    ) -> RunRecorder:
-        set_notes = [note for prompt_set in self._prompt_sets for note in prompt_set.notes]
-        set_notes += expand_datasets(self._config.datasets)[1]
-        with self._interrupts.shield():  # a run folder is whole or not there
-            if self._writer is None:
-                self._writer = RunWriter(new_run_folder(self._config))
-            recorder = self._recorder or RunRecorder(
-                self._writer, self._config, self._prompt_sets, self._invocation, self._interrupts
-            )
-            recorder.begin_stage(groups, environment, (*notes, *set_notes), is_whole=not self._config.serve)
-            self._recorder = recorder
-        return recorder
-
-    async def _close_backend(self) -> None:
+    async def _close(self, backend: Backend) -> None:
         try:
-            await self._backend.aclose()
+            await backend.aclose()
         except Exception as error:
-            if self._recorder is None:  # otherwise the run stands, whatever closing says
+            if not self._sweep.has_begun:  # otherwise the run stands, whatever closing says
                 raise
             self._progress.say(f"closing the engine failed: {type(error).__name__}: {error}")
-
-    async def _run_groups(self, groups: Sequence[Group], recorder: RunRecorder) -> None:
-        runner = self._make_runner(groups, recorder)
-        num_units = [len(runner.units_to_run(group)) for group in groups]
-        current = groups[0]
-        try:
-            self._progress.start(sum(num_units))
-            if sum(num_units) and not self._backend.capabilities.has_servers:
-                with self._said_if_slow("warming up"):
-                    await self._warm_up(groups[0])
-            for group in groups:
-                current = group
-                recorder.set_status(group, "running")
-                await runner.run_group(group)
-                recorder.set_status(group, "completed")
-        except (KeyboardInterrupt, asyncio.CancelledError) as error:
-            signal_name = self._interrupts.received
-            reason = f"interrupted by {signal_name}" if signal_name else "interrupted"
-            self._error = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-            recorder.set_status(current, "interrupted", reason)
-        except Exception as error:
-            self._error = error
-            recorder.set_status(current, "failed", one_line(f"{type(error).__name__}: {error}"))
-
-    def _make_runner(
-        self, groups: Sequence[Group], recorder: RunRecorder
-    ) -> InterleavedRunner | ServedRunner:
-        config = self._config
-        if not self._backend.capabilities.has_servers:
-            return InterleavedRunner(self._backend, recorder, self._progress, config.repeats, self._stop)
-        return ServedRunner(
-            cast(ServerBackend, self._backend),
-            recorder,
-            self._progress,
-            config.repeats,
-            self._stop,
-            arrivals=config.arrivals,
-            num_warmup=config.num_warmup,
-            warmup_texts=load_warmup_texts(),
-            texts=self._texts,
-            has_baseline=any(recorder.baseline_cell(group.workload_id) is not None for group in groups),
-        )
-
-    def _execute_code(self, recorder: RunRecorder) -> None:
-        """Try out what the arms wrote. Every clock has stopped; what goes wrong here loses no measurement."""
-        from dflash.code_scoring import execute_answers
-
-        prompts = [prompt for prompt_set in self._prompt_sets for prompt in prompt_set.prompts]
-        try:
-            execute_answers(recorder, prompts, self._progress)
-        except KeyboardInterrupt as error:
-            self._error = error
-        except Exception as error:
-            self._error = error
-            self._progress.say(
-                f"executing the code ended early: {one_line(f'{type(error).__name__}: {error}')}"
-            )
-
-    async def _warm_up(self, group: Group) -> None:
-        """Requests that are not measured, in every arm; one that fails is said and passed over."""
-        workload = group.workload
-        texts = load_warmup_texts()
-        for number in range(num_warmup_of(self._config, workload.concurrency)):
-            text = texts[number % len(texts)]
-            for cell in group.cells:
-                request = warmup_request(cell, number, text)
-                try:
-                    await self._backend.generate(request)
-                except RequestError as error:
-                    self._progress.say(f"warm-up failed: {request.request_id}: {error}")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from dflash.asking import Answer, Asker, Place, context_of, first_difference, history_after
 from dflash.backends.base import Backend, Message
 from dflash.errors import RequestError
+from dflash.group_end import GroupEnd
+from dflash.line_recorder import LineRecorder
 from dflash.plan import Group
 from dflash.progress import Progress
-from dflash.recorder import RunRecorder
 from dflash.results.records import Cell
 from dflash.resume import finished_units
+from dflash.time_budget import TimeBudget
 
 
 def arm_order(num_arms: int, number: int) -> tuple[int, ...]:
@@ -26,35 +28,61 @@ def arm_order(num_arms: int, number: int) -> tuple[int, ...]:
 
 
 class InterleavedRunner:
-    """Runs groups on a backend whose arms are all live at once, one request at a time."""
+    """Runs groups on a backend whose arms are all live at once, one request at a time.
+
+    Args:
+        budget: no further prompt is begun once it is used up.
+        share: of the prompts of a group, which are this process's; see `ranks.Ranks`.
+    """
 
     def __init__(
-        self, backend: Backend, recorder: RunRecorder, progress: Progress, repeats: int, stop: threading.Event
+        self,
+        backend: Backend,
+        recorder: LineRecorder,
+        progress: Progress,
+        stop: threading.Event,
+        budget: TimeBudget,
+        share: Callable[[int], bool] = lambda index: True,
     ) -> None:
         self._backend = backend
         self._recorder = recorder
         self._progress = progress
-        self._repeats = repeats
+        self._budget = budget
+        self._share = share
         self._asker = Asker(backend, recorder, progress, stop)
 
-    def units_to_run(self, group: Group) -> list[tuple[int, int]]:
-        """(prompt index, repeat) of every unit that no earlier process finished, in order."""
+    def units_to_run(self, group: Group, rounds: Iterable[int]) -> list[tuple[int, int]]:
+        """(prompt index, repeat) of every unit of these rounds that no earlier process finished, in order."""
         finished = finished_units(group, self._recorder.records)
         return [
             (index, repeat)
-            for index, repeat in group.units(self._repeats)
-            if (group.prompts[index].prompt_id, repeat) not in finished
+            for number in rounds
+            for index, repeat in group.units_of_round(number)
+            if self._share(index) and (group.prompts[index].prompt_id, repeat) not in finished
         ]
 
-    async def run_group(self, group: Group) -> None:
-        """Run what is left of a group. Failed requests are recorded; whatever else is raised ends the run."""
-        units = self.units_to_run(group)
+    async def run_group(self, group: Group, round_number: int, skipped: Collection[str] = ()) -> GroupEnd:
+        """Run what is left of a group in a round. Failed requests are recorded; whatever else an arm raises ends the
+        group: a prompt is run in all its arms or not at all.
+
+        Args:
+            skipped: ids of cells that are not run; with one of them, none of the group is.
+        """
+        if any(cell.cell_id in skipped for cell in group.cells):
+            return GroupEnd()
+        units = self.units_to_run(group, [round_number])
         self._progress.start_group(group.cells, len(units))
         for index, repeat in units:
-            await self._run_unit(group, index, repeat)
+            if self._budget.is_used_up:
+                return GroupEnd(is_cut=True)
+            try:
+                await self._run_unit(group, index, repeat, round_number)
+            except Exception as error:
+                return GroupEnd(failures={cell.cell_id: error for cell in group.cells})
             self._progress.end_unit()
+        return GroupEnd()
 
-    async def _run_unit(self, group: Group, index: int, repeat: int) -> None:
+    async def _run_unit(self, group: Group, index: int, repeat: int, round_number: int) -> None:
         """One prompt with all its turns and arms; outputs are compared when the last clock has stopped."""
         prompt = group.prompts[index]
         histories: list[tuple[Message, ...] | None] = [context_of(prompt)] * len(group.cells)
@@ -63,7 +91,7 @@ class InterleavedRunner:
             answers: list[Answer | None] = [None] * len(group.cells)
             order = arm_order(len(group.cells), index + turn + repeat)
             for number, arm_index in enumerate(order):
-                place = Place(prompt, turn, repeat, number)
+                place = Place(prompt, turn, repeat, number, round=round_number)
                 history = histories[arm_index]
                 if history is None:
                     self._asker.record_unasked(group.cells[arm_index], place)

@@ -40,41 +40,53 @@ def due_offsets_ns(load: Load, num_requests: int) -> list[int]:
     return offsets
 
 
-async def run_load(load: Load, jobs: Sequence[Job]) -> None:
+async def run_load(load: Load, jobs: Sequence[Job], deadline_ns: int | None = None) -> None:
     """Run every job under `load`; returns when the last has ended.
+
+    Args:
+        deadline_ns: of `time.perf_counter_ns`: no job is begun after it, and those under way are waited for.
 
     Raises:
         BaseException: the first that a job raises; the others are cancelled and awaited before.
     """
     if load.request_rate is None:
-        await _run_closed(load.concurrency, jobs)
+        await _run_closed(load.concurrency, jobs, deadline_ns)
     else:
-        await _run_open(load, jobs)
+        await _run_open(load, jobs, deadline_ns)
 
 
-async def _run_closed(concurrency: int, jobs: Sequence[Job]) -> None:
+async def _run_closed(concurrency: int, jobs: Sequence[Job], deadline_ns: int | None) -> None:
     waiting = iter(jobs)
 
     async def work() -> None:
         for job in waiting:
+            if _is_past(deadline_ns):
+                return
             await job(None)
 
     await _all(work() for _ in range(min(concurrency, len(jobs))))
 
 
-async def _run_open(load: Load, jobs: Sequence[Job]) -> None:
+async def _run_open(load: Load, jobs: Sequence[Job], deadline_ns: int | None) -> None:
     started_ns = time.perf_counter_ns()
     places = asyncio.Semaphore(load.concurrency)
 
     async def work(job: Job, offset_ns: int) -> None:
         due_ns = started_ns + offset_ns
+        if deadline_ns is not None and due_ns >= deadline_ns:
+            return
         await asyncio.sleep(max(0, due_ns - time.perf_counter_ns()) / NS_PER_S)
         async with places:  # waiting here shows as queueing: the request was due and is not sent
-            await job(due_ns)
+            if not _is_past(deadline_ns):
+                await job(due_ns)
 
     await _all(
         work(job, offset_ns) for job, offset_ns in zip(jobs, due_offsets_ns(load, len(jobs)), strict=True)
     )
+
+
+def _is_past(deadline_ns: int | None) -> bool:
+    return deadline_ns is not None and time.perf_counter_ns() >= deadline_ns
 
 
 async def _all(works: Iterable[Awaitable[None]]) -> None:

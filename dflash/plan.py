@@ -29,7 +29,8 @@ class Group:
 
     prompts: tuple[Prompt, ...]
     cells: tuple[Cell, ...]  # one per arm, the baseline first
-    num_requests: int  # per arm and repeat; more than prompts: they are used again
+    num_requests: int  # per arm and round; more than prompts: they are used again
+    config: BenchmarkConfig  # of the grid that it belongs to
 
     @property
     def workload(self) -> Workload:
@@ -43,15 +44,24 @@ class Group:
     def has_baseline(self) -> bool:
         return self.cells[0].arm.is_baseline
 
-    def units(self, repeats: int) -> list[tuple[int, int]]:
-        """(prompt index, repeat) of all that is run, in order. A prompt that is used again has a repeat of its own."""
+    @property
+    def has_turns(self) -> bool:
+        """Whether a prompt has later turns, whose history is an answer."""
+        return any(len(prompt.turns) > 1 for prompt in self.prompts)
+
+    def units_of_round(self, round_number: int) -> list[tuple[int, int]]:
+        """(prompt index, repeat) of what one round runs, in order. A prompt that is used again has a repeat of its
+        own."""
         num_prompts = len(self.prompts)
-        num_rounds = -(-self.num_requests // num_prompts)
+        num_uses = -(-self.num_requests // num_prompts)  # of a prompt in one round
         return [
-            (number % num_prompts, repeat * num_rounds + number // num_prompts)
-            for repeat in range(repeats)
+            (number % num_prompts, round_number * num_uses + number // num_prompts)
             for number in range(self.num_requests)
         ]
+
+    def units(self, repeats: int) -> list[tuple[int, int]]:
+        """(prompt index, repeat) of all rounds."""
+        return [unit for number in range(repeats) for unit in self.units_of_round(number)]
 
 
 def planned_arms(config: BenchmarkConfig) -> tuple[Arm, ...]:
@@ -113,6 +123,7 @@ def make_groups(
     Raises:
         UsageError: a data set is empty, or holds a prompt id twice.
     """
+    config = replace(config, parts=())
     for prompt_set in prompt_sets:
         _check_prompts(prompt_set)
     return tuple(
@@ -198,8 +209,17 @@ def _make_group(
         notes.append("history=own: later turns follow this arm's own answers, so it is paired with nothing")
     if num_requests > len(prompt_set.prompts):
         notes.append(f"repeat: {len(prompt_set.prompts)} prompts make {num_requests} requests")
-    cells = tuple(_make_cell(config, workload, arm, description, environment, tuple(notes)) for arm in arms)
-    return Group(prompt_set.prompts, cells, num_requests)
+    num_turns = sum(
+        len(prompt_set.prompts[number % len(prompt_set.prompts)].turns) for number in range(num_requests)
+    )
+    cells = tuple(
+        replace(
+            _make_cell(config, workload, arm, description, environment, tuple(notes)),
+            num_requests=num_turns * config.repeats,
+        )
+        for arm in arms
+    )
+    return Group(prompt_set.prompts, cells, num_requests, config)
 
 
 def _make_cell(

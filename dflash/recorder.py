@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import dflash
-from dflash.config import MAX_RUN_NAME, BenchmarkConfig
-from dflash.environment import without_home
-from dflash.errors import UsageError
+from dflash.config import BenchmarkConfig
 from dflash.interrupts import Interrupts
-from dflash.plan import Group
+from dflash.line_recorder import LineRecorder
+from dflash.plan import IDENTITY_PARTS, Group
 from dflash.prompts import PromptSet, references_digest
-from dflash.results.records import (
-    AnswerRecord,
-    Cell,
-    CellStatus,
-    ChunkRecord,
-    CodeRecord,
-    DatasetInfo,
-    DifferenceRecord,
-    OutputRecord,
-    RequestRecord,
-    RunInfo,
-    Segment,
-    WindowRecord,
-)
+from dflash.publishing import config_values, public_words, publishable
+from dflash.rank_files import Lines, left_lines, merge_lines, remove_folders
+from dflash.results.records import AnswerRecord, Cell, CellStatus, DatasetInfo, OutputRecord, RunInfo, Segment
 from dflash.results.store import RunWriter, load_answers, load_run, read_info
-from dflash.resume import check_same_identity, check_same_references, slot_of
-from dflash.server_options import parse_slo
-
-SECRET_FLAGS = ("--api-key", "--header")  # their values are in no file
-HIDDEN = "HIDDEN"
-_DIGEST_LENGTH = 16
+from dflash.resume import ENGINE_OF, check_same_references, place_cells, slot_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +30,7 @@ class Invocation:
     argv: tuple[str, ...] = ()
 
 
-class RunRecorder:
+class RunRecorder(LineRecorder):
     """Owns a run's folder: begins it, or goes on with the one that is there.
 
     A run is made in stages: engines that are not open at the same time bring their cells one after the other.
@@ -63,68 +44,103 @@ class RunRecorder:
         invocation: Invocation,
         interrupts: Interrupts,
     ) -> None:
-        self._writer = writer
+        super().__init__(writer, interrupts, save_outputs=config.save_outputs)
         self._config = config
         self._prompt_sets = prompt_sets
         self._invocation = invocation
-        self._interrupts = interrupts
-        self._save_outputs = config.save_outputs
         self._started_ns = time.perf_counter_ns()
         self._stored: RunInfo | None = None  # what earlier processes left
-        self._num_blocks: dict[str, int] = {}  # by cell
-        self.segment = 0
-        self.records: list[RequestRecord] = []  # of earlier processes
-        self.last_error_kind: str | None = None
+        self._claimed: frozenset[str] = frozenset()  # ids of the cells of this command so far
         if not writer.is_new:
-            run = load_run(writer.folder)
-            self.records = list(run.records)
-            # the notes as stored: what load_run says of torn lines gives way to what their repair says
-            self._stored = replace(run.info, notes=read_info(writer.folder).notes)
-            self.segment = len(run.info.segments)
+            self._stored = self._mend()
+            self.records = list(load_run(writer.folder).records)
+            self.segment = len(self._stored.segments)
+        self._measured = frozenset(record.cell_id for record in self.records)
         self._info: RunInfo | None = None
+
+    def _mend(self) -> RunInfo:
+        """What earlier processes left half-written, mended and said in the run, whatever comes next."""
+        info = read_info(self._writer.folder)
+        notes = list(self._writer.repair())
+        merged = sum(merge_lines(self._writer, lines) for lines in left_lines(self._writer.folder))
+        if merged:
+            notes.append(
+                f"{merged} requests of processes that ended early were merged when the run was resumed"
+            )
+        remove_folders(self._writer.folder)
+        if notes:
+            info = replace(info, notes=tuple(dict.fromkeys((*info.notes, *notes))))
+            self._writer.write_info(info)
+        return info
 
     def begin_stage(
         self,
         groups: Sequence[Group],
         environment: Mapping[str, Any],
         notes: Iterable[str],
-        *,
-        is_whole: bool = True,
-    ) -> None:
+        others: Sequence[Segment] = (),
+    ) -> tuple[str, ...]:
         """Add the cells of `groups`; the first stage writes what the run is made from.
 
         Args:
-            is_whole: no other stage follows: the run may hold no cell that this command leaves out.
+            others: the segments of the other processes that make the run, where there are any.
+
+        Returns:
+            What became of cells that were there: one line for each that began anew, was retired, or came back.
 
         Raises:
-            UsageError: the run was begun under another identity, or is damaged.
+            UsageError: the run is damaged, or cannot be continued with these cells (see `resume.place_cells`).
         """
-        cells = tuple(cell for group in groups for cell in group.cells)
         datasets = tuple(_dataset_info(prompt_set) for prompt_set in self._prompt_sets)
         if self._stored is not None:
-            check_same_identity(self._stored, cells, environment, is_whole=is_whole)
             check_same_references(self._stored, datasets)
         first = self._info is None
-        info = self._first_info(environment, datasets) if self._info is None else self._info
-        slots = {slot_of(cell) for cell in cells}
-        others = tuple(cell for cell in info.cells if slot_of(cell) not in slots)
+        info = self._first_info(environment, datasets, others) if self._info is None else self._info
+        placement = place_cells(
+            info,
+            [cell for group in groups for cell in group.cells],
+            self._stored or info,
+            environment,
+            self._measured,
+            self._claimed,
+        )
+        self._claimed |= {cell.cell_id for group in groups for cell in group.cells}
         if not first and environment.get("engine") != info.environment.get("engine"):
-            name = f"engine of {', '.join(sorted({cell.arm.label for cell in cells}))}"
+            name = ENGINE_OF + ", ".join(sorted({cell.arm.label for group in groups for cell in group.cells}))
             info = replace(info, environment={**info.environment, name: environment.get("engine")})
-        repairs = (
-            (*self._writer.repair(), *_commit_note(self._stored.environment, environment))
-            if first and self._stored is not None
-            else ()
-        )
-        info = replace(
-            info, cells=(*others, *cells), notes=tuple(dict.fromkeys((*info.notes, *notes, *repairs)))
-        )
+        moved = _commit_note(self._stored.environment, environment) if first and self._stored else ()
+        added = (*notes, *moved, *placement.notes)
+        info = replace(info, cells=placement.cells, notes=tuple(dict.fromkeys((*info.notes, *added))))
         self._update(info)
         if first:
             with self._interrupts.shield():
                 self._write_answers(self._prompt_sets)
+        return placement.notes
 
-    def _first_info(self, environment: Mapping[str, Any], datasets: tuple[DatasetInfo, ...]) -> RunInfo:
+    def add_unopened(self, groups: Sequence[Group], status: CellStatus, reason: str) -> None:
+        """Cells whose engine was never opened in this process, under what is known of them.
+
+        One that the run holds in the same place already has the status instead, unless it is complete.
+        """
+        info = self._begun()
+        cells = list(info.cells)
+        for cell in (cell for group in groups for cell in group.cells):
+            places = [
+                number
+                for number, other in enumerate(cells)
+                if slot_of(other) == slot_of(cell)
+                and not other.is_retired
+                and other.cell_id not in self._claimed
+            ]
+            if not places:
+                cells.append(replace(cell, status=status, reason=reason))
+            elif cells[places[0]].status != "completed":
+                cells[places[0]] = replace(cells[places[0]], status=status, reason=reason)
+        self._update(replace(info, cells=tuple(cells)))
+
+    def _first_info(
+        self, environment: Mapping[str, Any], datasets: tuple[DatasetInfo, ...], others: Sequence[Segment]
+    ) -> RunInfo:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         info = self._stored or RunInfo(
             name=self._writer.folder.name,
@@ -132,75 +148,78 @@ class RunRecorder:
             dflash_version=dflash.__version__,
             environment=dict(environment),
         )
-        segment = Segment(now, self._started_ns, public_words(self._invocation.argv))
+        segments = info.segments
+        if any(info.environment.get(part) != environment.get(part) for part in IDENTITY_PARTS):
+            # the run's fingerprint is that of its newest cells; earlier processes keep theirs
+            segments = tuple(
+                replace(segment, environment=segment.environment or info.environment) for segment in segments
+            )
+            info = replace(info, environment=dict(environment))
+        known = {(dataset.name, dataset.digest): dataset for dataset in (*info.datasets, *datasets)}
+        segment = new_segment(self._started_ns, self._invocation.argv)
         return replace(
             info,
             command=publishable(self._invocation.command),
             config=config_values(self._config),
-            datasets=datasets,
-            segments=(*info.segments, segment),
+            datasets=tuple(known.values()),
+            segments=(*segments, segment, *others),
         )
 
     @property
     def folder(self) -> Path:
         return self._writer.folder
 
-    def set_status(self, group: Group, status: CellStatus, reason: str | None = None) -> None:
-        """Set the status of a group's cells; it is on disk when this returns."""
-        ids = {cell.cell_id for cell in group.cells}
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """Those of this command, as they stand."""
+        return tuple(cell for cell in self._begun().cells if cell.cell_id in self._claimed)
+
+    def set_status(self, cells: Sequence[Cell], status: CellStatus, reason: str | None = None) -> None:
+        """Set the status of cells; it is on disk when this returns, with every line that was written before."""
+        ids = {cell.cell_id for cell in cells}
         info = self._begun()
         cells = tuple(
             replace(cell, status=status, reason=reason) if cell.cell_id in ids else cell
             for cell in info.cells
         )
+        self._writer.sync()
         self._update(replace(info, cells=cells))
 
-    def finish(self) -> None:
-        """Stamp the segment's wall time."""
+    def end_cells(self, ends: Mapping[CellStatus, CellStatus], reason: str) -> None:
+        """Set the status of this command's cells that have one of the given ones: {"running": "interrupted"}."""
+        for before, after in ends.items():
+            cells = [
+                cell
+                for cell in self._begun().cells
+                if cell.cell_id in self._claimed and cell.status == before
+            ]
+            if cells:
+                self.set_status(cells, after, reason)
+
+    def finish(self, others: Sequence[int] = ()) -> None:
+        """Stamp the wall time of this process's segment, and of the other processes' in the order of ranks."""
         wall_ns = time.perf_counter_ns() - self._started_ns
         info = self._begun()
-        last = replace(info.segments[-1], wall_ns=wall_ns)
-        self._update(replace(info, segments=(*info.segments[:-1], last)))
+        segments = list(info.segments)
+        for number, value in enumerate((wall_ns, *others), start=self.segment):
+            segments[number] = replace(segments[number], wall_ns=value)
+        self._writer.sync()
+        self._update(replace(info, segments=tuple(segments)))
 
-    def add(
-        self, record: RequestRecord, output: OutputRecord | None = None, chunk: ChunkRecord | None = None
-    ) -> None:
-        """Append one request: the record last, so that its presence means that the rest is there."""
-        self.last_error_kind = record.error_kind
+    def merge(self, lines: Lines) -> None:
+        """Take over what another process has written."""
         with self._interrupts.shield():
-            if output is not None and self._save_outputs:
-                self._writer.append(output)
-            if chunk is not None:
-                self._writer.append(chunk)
-            self._writer.append(record)
-
-    def add_difference(self, difference: DifferenceRecord) -> None:
-        with self._interrupts.shield():
-            self._writer.append(difference)
-
-    def add_code_result(self, result: CodeRecord) -> None:
-        with self._interrupts.shield():
-            self._writer.append(result)
+            merge_lines(self._writer, lines)
 
     def add_note(self, note: str) -> None:
         """Stamp a fact that a reader of the numbers must know."""
         info = self._begun()
         self._update(replace(info, notes=tuple(dict.fromkeys((*info.notes, note)))))
 
-    def next_block(self, cell: Cell) -> int:
-        """The number of the next stretch of load on a server, among those of this cell and process."""
-        number = self._num_blocks.get(cell.cell_id, 0)
-        self._num_blocks[cell.cell_id] = number + 1
-        return number
-
-    def add_window(self, window: WindowRecord) -> None:
-        with self._interrupts.shield():
-            self._writer.append(window)
-
     def baseline_cell(self, workload_id: str) -> Cell | None:
         """The baseline of a workload, of this stage or an earlier one."""
         cells = (cell for cell in self._begun().cells if cell.workload_id == workload_id)
-        return next((cell for cell in cells if cell.arm.is_baseline), None)
+        return next((cell for cell in cells if cell.arm.is_baseline and not cell.is_retired), None)
 
     def baseline_outputs(self, workload_id: str) -> Iterator[OutputRecord]:
         """What the baseline of a workload said so far, where it was saved."""
@@ -232,71 +251,10 @@ class RunRecorder:
             self._writer.write_info(info)
 
 
-def digest_of_ids(ids: Sequence[int] | None) -> str | None:
-    """First 16 hexadecimal digits of the SHA-256 of the ids, comma-separated."""
-    return None if ids is None else digest_of_text(",".join(map(str, ids)))
-
-
-def digest_of_text(text: str) -> str:
-    """First 16 hexadecimal digits of the SHA-256 of the text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
-
-
-def config_values(config: BenchmarkConfig) -> dict[str, Any]:
-    """Every setting as JSON takes it, without what is private; `slo` as limits in seconds."""
-    values = asdict(config)
-    values["api_key"] = None
-    values["headers"] = [header.partition(":")[0] for header in config.headers]
-    values["slo"] = None if config.slo is None else dict(parse_slo(config.slo))
-    values["server_args"] = list(public_words(config.server_args))
-    for name, value in values.items():
-        if isinstance(value, Path):
-            values[name] = publishable(str(value))
-        elif isinstance(value, tuple):
-            values[name] = list(value)
-        elif isinstance(value, str):
-            values[name] = publishable(value)
-    return values
-
-
-def public_words(argv: Sequence[str]) -> tuple[str, ...]:
-    """A command line without what is secret: keys, header values, passwords in addresses."""
-    words: list[str] = []
-    for word in argv:
-        flag, equals, _ = word.partition("=")
-        if words and words[-1] in SECRET_FLAGS:
-            words.append(HIDDEN)
-        elif equals and flag in SECRET_FLAGS:
-            words.append(f"{flag}={HIDDEN}")
-        else:
-            words.append(publishable(word))
-    return tuple(words)
-
-
-def publishable(text: str) -> str:
-    """Text without the user and password of a URL, the home folder as `~`."""
-    return without_home(re.sub(r"(?<=://)[^/\s]*@", "", text))
-
-
-def new_run_folder(config: BenchmarkConfig) -> Path:
-    """The folder of a new run; a name that was not given is made from the time and the contents."""
-    if config.run_name is not None:
-        return config.output_dir / config.run_name
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    contents = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{config.backend}-{'+'.join(config.datasets)}")
-    name = f"{stamp}-{contents}"[: MAX_RUN_NAME - 4]
-    for number in range(1, 1000):
-        folder = config.output_dir / (name if number == 1 else f"{name}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise UsageError(
-                f"cannot make the run folder {folder} ({error.strerror})", "choose another --output-dir"
-            ) from error
-        return folder
-    raise UsageError(f"{config.output_dir} holds too many runs of one second", "name the run by --run")
+def new_segment(started_ns: int, argv: Sequence[str], rank: int = 0) -> Segment:
+    """A process's share of a run, which begins now."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Segment(now, started_ns, public_words(argv), rank=rank)
 
 
 def _dataset_info(prompt_set: PromptSet) -> DatasetInfo:

@@ -1,9 +1,14 @@
-"""What a run that exists already may be continued with, and what of it is done. Pure."""
+"""What a run that exists already is continued with: which cells go on, which begin, which give up their place. Pure.
+
+A cell goes on where its identity is unchanged: what it completed is kept. Where a command asks for the same place in
+the grid under another identity, a new cell begins and the earlier one is retired: its requests stay, it is shown
+apart, and it is paired and averaged with nothing. Asked for again, it takes its place back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from dflash.errors import UsageError
@@ -13,35 +18,68 @@ from dflash.results.records import Arm, Cell, DatasetInfo, RequestRecord, RunInf
 Unit = tuple[str, int]  # prompt, repeat
 
 
-def check_same_identity(
-    info: RunInfo, cells: Sequence[Cell], environment: Mapping[str, Any], *, is_whole: bool = True
-) -> None:
-    """Every cell of the run must be among `cells`, unchanged; more may be added.
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The cells of a run after a command has claimed its own."""
+
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...]  # what began, was retired, or came back, and why
+
+
+def place_cells(
+    info: RunInfo,
+    planned: Sequence[Cell],
+    before: RunInfo,
+    environment: Mapping[str, Any],
+    measured: Collection[str],
+    claimed: Collection[str] = (),
+) -> Placement:
+    """`planned` among the cells of the run.
 
     Args:
-        is_whole: False: `cells` are some of those that the command will bring, and only these are compared.
+        before: the run as the last process left it: what its cells were measured under.
+        environment: of the planned cells.
+        measured: ids of cells that have a request; one without gives way and leaves no trace.
+        claimed: ids of cells that this command has planned before.
 
     Raises:
-        UsageError: names the first field that differs, with both values.
+        UsageError: in process, the run holds an arm of a planned workload that the command leaves out: a prompt runs
+            in all its arms back to back, so that arm's requests would be superseded by none; or one prompt would
+            retire many.
     """
-    planned = {slot_of(cell): cell for cell in cells}
-    for old in info.cells:
-        new = planned.get(slot_of(old))
-        if new is None and not is_whole:
+    mine = {cell.cell_id for cell in planned}
+    stored = {cell.cell_id: cell for cell in info.cells}
+    free = [cell for cell in info.cells if not cell.is_retired and cell.cell_id not in {*mine, *claimed}]
+    placed, notes, retired, gone = [], [], {}, set()
+    for cell in planned:
+        known = stored.get(cell.cell_id)
+        if known is not None and known.is_retired:
+            notes.append(f"{title_of(cell)} takes its place again: its identity is that of before")
+        elif known is not None:
+            is_timed = cell.is_timed and known.is_timed
+            cell = replace(cell, status=known.status, reason=known.reason, is_timed=is_timed)
+        placed.append(cell)
+        if known is not None and not known.is_retired:
             continue
-        if new is None:
-            others = {cell.backend for cell in cells}
-            if old.backend not in others:
-                _refuse(info, "backend", old.backend, ", ".join(sorted(others)))
-            raise UsageError(
-                f"run {info.name!r} also holds {old.arm.label} on {old.workload.dataset} at concurrency "
-                f"{old.workload.concurrency}, which this command leaves out",
-                "give the lists that the run was begun with (more may be added), or another --run",
-            )
-        if new.cell_id == old.cell_id:
+        rivals = [
+            (old, _differences(old, cell, environment_of(before, old), environment))
+            for old in free
+            if slot_of(old) == slot_of(cell)
+        ]
+        if not rivals:
             continue
-        for name, before, now in _differences(old, new, info.environment, environment):
-            _refuse(info, name, before, now)
+        old, differences = min(rivals, key=lambda rival: len(rival[1]))
+        free.remove(old)
+        if old.cell_id not in measured:
+            gone.add(old.cell_id)
+            continue
+        _check_size(info, old, cell)
+        reason = _reason(differences)
+        retired[old.cell_id] = replace(old, status="retired", reason=reason)
+        notes.append(f"{title_of(old)}: {reason}; a new cell begins, and the earlier one is kept, retired")
+    _check_left_out(info, free, placed)
+    others = [retired.get(cell.cell_id, cell) for cell in info.cells if cell.cell_id not in {*mine, *gone}]
+    return Placement((*others, *placed), tuple(dict.fromkeys(notes)))
 
 
 def check_same_references(info: RunInfo, datasets: Sequence[DatasetInfo]) -> None:
@@ -53,7 +91,11 @@ def check_same_references(info: RunInfo, datasets: Sequence[DatasetInfo]) -> Non
     new = {dataset.name: dataset.references_digest for dataset in datasets}
     for old in info.datasets:
         if old.name in new and new[old.name] != old.references_digest:
-            _refuse(info, f"the reference answers of {old.name}", old.references_digest, new[old.name])
+            raise UsageError(
+                f"run {info.name!r} cannot be resumed, the reference answers of {old.name} differs: "
+                f"it was {old.references_digest!r} and is now {new[old.name]!r}",
+                "restore the data set that the run was begun with, or choose another name by --run",
+            )
 
 
 def finished_units(group: Group, records: Iterable[RequestRecord]) -> set[Unit]:
@@ -87,6 +129,52 @@ def slot_of(cell: Cell) -> tuple[object, ...]:
     return (cell.backend, workload.dataset, workload.concurrency, cell.arm.name, cell.arm.block_size)
 
 
+def title_of(cell: Cell) -> str:
+    """`dflash B=4 on gsm8k at concurrency 1`."""
+    return f"{cell.arm.label} on {cell.workload.dataset} at concurrency {cell.workload.concurrency}"
+
+
+def environment_of(info: RunInfo, cell: Cell) -> Mapping[str, Any]:
+    """The fingerprint that a cell of the run was measured under, with its own engine's under `engine`."""
+    engine = info.environment.get("engine")
+    for name, value in info.environment.items():
+        if name.startswith(ENGINE_OF) and cell.arm.label in name.removeprefix(ENGINE_OF).split(", "):
+            engine = value
+    return {**info.environment, "engine": engine}
+
+
+ENGINE_OF = "engine of "  # in a run's environment: of the arms whose engine is not the first one's
+
+
+def _reason(differences: Sequence[tuple[str, object, object]]) -> str:
+    """The first field that differs with both values, the others by name."""
+    name, was, now = differences[0]
+    others = [other for other, _, _ in differences[1:] if other not in ("prompts_digest", "cell_id")]
+    more = f"; also {', '.join(others)}" if others else ""
+    return f"{name} differs: it was {was!r} and is now {now!r}{more}"
+
+
+def _check_size(info: RunInfo, old: Cell, new: Cell) -> None:
+    if (
+        new.workload.num_prompts == 1 < old.workload.num_prompts
+        and new.workload.dataset == old.workload.dataset
+    ):
+        raise UsageError(
+            f"one prompt would retire the {old.workload.num_prompts} of {title_of(old)} in run {info.name!r}",
+            "give a smoke test a name of its own by --run",
+        )
+
+
+def _check_left_out(info: RunInfo, free: Sequence[Cell], placed: Sequence[Cell]) -> None:
+    planned = {(cell.workload_id, cell.backend) for cell in placed}
+    for old in free:
+        if (old.workload_id, old.backend) in planned and not old.on_server:
+            raise UsageError(
+                f"run {info.name!r} also holds {title_of(old)}, which this command leaves out",
+                "give the lists that the run was begun with (more may be added), or another --run",
+            )
+
+
 def _differences(
     old: Cell, new: Cell, environment: Mapping[str, Any], new_environment: Mapping[str, Any]
 ) -> list[tuple[str, object, object]]:
@@ -103,10 +191,3 @@ def _differences(
         pairs += [(f"{part} {name}", before.get(name), now.get(name)) for name in sorted({*before, *now})]
     pairs.append(("cell_id", old.cell_id, new.cell_id))
     return [pair for pair in pairs if short_digest(pair[1]) != short_digest(pair[2])]
-
-
-def _refuse(info: RunInfo, name: str, before: object, now: object) -> None:
-    raise UsageError(
-        f"run {info.name!r} cannot be resumed, {name} differs: it was {before!r} and is now {now!r}",
-        "repeat the settings that the run was begun with, or choose another name by --run",
-    )

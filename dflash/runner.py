@@ -5,16 +5,18 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from dflash.backends import create_backend
-from dflash.backends.base import (
-    Backend,
-)
+from dflash.backends.base import Backend
 from dflash.config import BenchmarkConfig, check_concurrency
-from dflash.execution import Execution, Outcome, backend_settings
+from dflash.execution import Execution
 from dflash.interrupts import Interrupts
+from dflash.outcome import Outcome
 from dflash.progress import Progress, SilentProgress
 from dflash.prompt_sets import load_prompt_sets
+from dflash.ranks import Ranks, check_ranks
 from dflash.recorder import Invocation
 from dflash.results.store import Run
+from dflash.stages import backend_settings, make_stages
+from dflash.time_budget import TimeBudget
 
 
 def run_benchmark(
@@ -23,7 +25,7 @@ def run_benchmark(
     """Run `config` and return its run, read back from its folder.
 
     Naming an existing run by `config.run_name` resumes it: prompts that completed in every arm are not run
-    again.
+    again. A cell that fails is recorded and the others go on; the first such error is raised at the end.
 
     Args:
         backend: an engine that is not opened yet; None: the one that `config.backend` names.
@@ -59,13 +61,30 @@ def execute(
         DFlashError, KeyboardInterrupt: before anything was measured; no run folder was made.
     """
     with ExitStack() as stack:
+        budget = TimeBudget.of(config.time_budget_s)
         if interrupts is None:
             interrupts = stack.enter_context(Interrupts())
+        ranks = stack.enter_context(Ranks())
         if backend is None:
             backend = create_backend(config.backend, backend_settings(config))
-        check_concurrency(config.loads, config.backend, backend.capabilities.max_concurrency)
-        prompt_sets = load_prompt_sets(config)
+        engines = {config.backend: backend}
+        for part in config.all_parts:
+            if part.backend not in engines:
+                engines[part.backend] = create_backend(part.backend, backend_settings(part))
+            capabilities = engines[part.backend].capabilities
+            check_concurrency(part.loads, part.backend, capabilities.max_concurrency)
+            check_ranks(ranks, capabilities.in_process, part.backend)
+        stages = ranks.of_first(lambda: make_stages(config, lambda part: load_prompt_sets(part)))
+        if not ranks.is_first:
+            progress = SilentProgress()
         execution = Execution(
-            config, backend, prompt_sets, progress or SilentProgress(), interrupts, invocation or Invocation()
+            config,
+            stages,
+            backend,
+            progress or SilentProgress(),
+            interrupts,
+            invocation or Invocation(),
+            ranks,
+            budget,
         )
         return execution.run()

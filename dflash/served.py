@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from dflash.asking import Answer, Asker, Place, context_of, history_after, warmup_request
 from dflash.backends.base import Message, ServerBackend
 from dflash.errors import RequestError, UnavailableError
+from dflash.group_end import GroupEnd
 from dflash.load import Job, Load, LoopLag, run_load
 from dflash.output_differences import record_differences
-from dflash.plan import Group
+from dflash.plan import Group, num_warmup_of
 from dflash.progress import Progress
 from dflash.recorder import RunRecorder
-from dflash.results.records import Cell, WindowRecord
+from dflash.results.records import Cell, RequestRecord, WindowRecord
 from dflash.resume import finished_units_of_cell
+from dflash.time_budget import TimeBudget
 
 Unit = tuple[int, int]  # prompt index, repeat
 MIN_ROUNDS_OF_BLOCK = 4  # requests per place: with fewer, most of a block is filling and draining the server
@@ -72,8 +75,11 @@ class ServedRunner:
     """Runs groups on live servers.
 
     Args:
+        budget: no further request is begun once it is used up.
+        cooldown_s: of rest between two stretches of load.
         texts: the baseline's answers so far, added to as they come.
         has_baseline: whether the run has a baseline whose answers are the history, in this stage or an earlier one.
+        launch: number of the start of a server that this process started.
     """
 
     def __init__(
@@ -81,75 +87,97 @@ class ServedRunner:
         backend: ServerBackend,
         recorder: RunRecorder,
         progress: Progress,
-        repeats: int,
         stop: threading.Event,
+        budget: TimeBudget,
         *,
-        arrivals: str,
-        num_warmup: int | None,
+        cooldown_s: float,
         warmup_texts: Sequence[str],
         texts: BaselineTexts,
         has_baseline: bool,
+        launch: int | None,
     ) -> None:
         self._backend = backend
         self._recorder = recorder
         self._progress = progress
-        self._repeats = repeats
-        self._arrivals = arrivals
-        self._num_warmup = num_warmup
+        self._budget = budget
+        self._cooldown_s = cooldown_s
         self._warmup_texts = warmup_texts
         self._texts = texts
         self._has_baseline = has_baseline
+        self._launch = launch
+        self._has_run = False
+        self._num_done = 0  # units
         self._asker = Asker(backend, recorder, progress, stop)
         self._num_gone = 0  # requests in a row that found no server
 
-    def units_to_run(self, group: Group) -> list[tuple[int, Unit]]:
-        """(arm index, unit) of all that no earlier process finished."""
+    def units_to_run(self, group: Group, rounds: Iterable[int]) -> list[tuple[int, Unit]]:
+        """(arm index, unit) of all in these rounds that no earlier process finished."""
+        numbers = list(rounds)
         return [
             (arm_index, unit)
             for arm_index, cell in enumerate(group.cells)
-            for unit in self._units_of(group, cell)
+            for unit in self._units_of(group, cell, numbers)
         ]
 
-    async def run_group(self, group: Group) -> None:
-        """Run what is left of a group. Failed requests are recorded; whatever else is raised ends the run.
+    async def run_group(self, group: Group, round_number: int, skipped: Collection[str] = ()) -> GroupEnd:
+        """Run what is left of a group in a round. Failed requests are recorded; an arm that fails for good leaves the
+        others to go on without it.
 
-        Raises:
-            UnavailableError: a server is gone.
+        Args:
+            skipped: ids of cells that are not run.
         """
-        units = [self._units_of(group, cell) for cell in group.cells]
+        units = [
+            () if cell.cell_id in skipped else self._units_of(group, cell, [round_number])
+            for cell in group.cells
+        ]
         self._progress.start_group(group.cells, sum(map(len, units)))
-        multi_turn = any(len(prompt.turns) > 1 for prompt in group.prompts)
-        if multi_turn and self._has_baseline:
+        if group.has_turns and self._has_baseline:
             for output in self._recorder.baseline_outputs(group.workload_id):
                 self._texts.add(group.workload_id, output.prompt_id, output.repeat, output.turn, output.text)
         warm: set[int] = set()
-        for block in plan_blocks(units, group.workload.concurrency, baseline_first=multi_turn):
+        failures: dict[str, Exception] = {}
+        is_cut = False
+        for block in plan_blocks(units, group.workload.concurrency, baseline_first=group.has_turns):
             cell = group.cells[block.arm_index]
-            if block.arm_index not in warm:
-                await self._warm_up(group, cell)
-                warm.add(block.arm_index)
-            await self._run_block(group, cell, block)
-        if group.workload.temperature == 0:
+            if cell.cell_id in failures:
+                continue
+            if self._budget.is_used_up:
+                is_cut = True
+                break
+            try:
+                await self._rest()
+                if block.arm_index not in warm:
+                    await self._warm_up(group, cell)
+                    warm.add(block.arm_index)
+                num_before = self._num_done
+                await self._run_block(group, cell, block, round_number)
+                is_cut = is_cut or self._num_done - num_before < len(block.units)
+            except Exception as error:
+                failures[cell.cell_id] = error
+        is_last = round_number == group.config.repeats - 1
+        if group.workload.temperature == 0 and (is_last or is_cut):
             record_differences(group, self._recorder)
+        return GroupEnd(is_cut, failures)
 
-    def _units_of(self, group: Group, cell: Cell) -> list[Unit]:
-        finished = finished_units_of_cell(group, cell, self._recorder.records)
-        return [
-            (index, repeat)
-            for index, repeat in group.units(self._repeats)
-            if (group.prompts[index].prompt_id, repeat) not in finished
-        ]
+    async def _rest(self) -> None:
+        if self._has_run and self._cooldown_s:
+            await asyncio.sleep(self._cooldown_s)
+        self._has_run = True
 
-    async def _run_block(self, group: Group, cell: Cell, block: Block) -> None:
+    def _units_of(self, group: Group, cell: Cell, rounds: Iterable[int]) -> list[Unit]:
+        return units_left(group, cell, self._recorder.records, rounds)
+
+    async def _run_block(self, group: Group, cell: Cell, block: Block, round_number: int) -> None:
         """One window: what the server forgets and counts before, the load, what it counted."""
         workload = cell.workload
-        load = Load(workload.concurrency, workload.request_rate, self._arrivals, workload.seed)
+        load = Load(workload.concurrency, workload.request_rate, group.config.arrivals, workload.seed)
         number = self._recorder.next_block(cell)
-        jobs = [self._job(group, cell, number, unit) for unit in block.units]
+        self._num_gone = 0
+        jobs = [self._job(group, cell, number, round_number, unit) for unit in block.units]
         await self._backend.begin_window(cell.arm)
         started_ns = time.perf_counter_ns()
         async with LoopLag() as lag:
-            await run_load(load, jobs)
+            await run_load(load, jobs, self._budget.deadline_ns)
         ended_ns = time.perf_counter_ns()
         window = await self._backend.end_window(cell.arm)
         self._recorder.add_window(
@@ -165,13 +193,21 @@ class ServedRunner:
             )
         )
 
-    def _job(self, group: Group, cell: Cell, block: int, unit: Unit) -> Job:
+    def _job(self, group: Group, cell: Cell, block: int, round_number: int, unit: Unit) -> Job:
         async def converse(due_ns: int | None) -> None:
             index, repeat = unit
             prompt = group.prompts[index]
             history: tuple[Message, ...] | None = context_of(prompt)
             for turn, text in enumerate(prompt.turns):
-                place = Place(prompt, turn, repeat, block=block, due_ns=due_ns if turn == 0 else None)
+                place = Place(
+                    prompt,
+                    turn,
+                    repeat,
+                    block=block,
+                    due_ns=due_ns if turn == 0 else None,
+                    round=round_number,
+                    launch=self._launch,
+                )
                 if history is None:
                     self._asker.record_unasked(cell, place)
                     continue
@@ -179,6 +215,7 @@ class ServedRunner:
                 answer = await self._asker.ask(cell, place, messages)
                 self._note_gone(cell, answer)
                 history = history_after(messages, self._text_for_history(cell, place, answer))
+            self._num_done += 1
             self._progress.end_unit()
 
         return converse
@@ -204,7 +241,7 @@ class ServedRunner:
         """At the measured load, on prompts of their own, as long as the measured ones."""
         workload = group.workload
         concurrency = workload.concurrency
-        count = max(2, concurrency) if self._num_warmup is None else self._num_warmup
+        count = num_warmup_of(group.config, concurrency)
         num_chars = round(statistics.median(prompt.num_chars for prompt in group.prompts))
 
         def job(number: int) -> Job:
@@ -219,6 +256,19 @@ class ServedRunner:
             return warm
 
         await run_load(Load(concurrency), [job(number) for number in range(count)])
+
+
+def units_left(
+    group: Group, cell: Cell, records: Iterable[RequestRecord], rounds: Iterable[int]
+) -> list[Unit]:
+    """(prompt index, repeat) of a cell in these rounds, without those that `records` hold complete."""
+    finished = finished_units_of_cell(group, cell, records)
+    return [
+        (index, repeat)
+        for number in rounds
+        for index, repeat in group.units_of_round(number)
+        if (group.prompts[index].prompt_id, repeat) not in finished
+    ]
 
 
 def text_of_length(text: str, num_chars: int) -> str:

@@ -44,6 +44,12 @@ def test_no_arguments_give_the_defaults() -> None:
         ("--output-dir a/b", "output_dir", Path("a/b")),
         ("--run 2026-01-01.x", "run_name", "2026-01-01.x"),
         ("--smoke --num-prompts 1", "smoke", True),
+        ("--run a --no-resume", "resume", False),
+        ("--run a --resume", "resume", True),
+        ("--cooldown 2.5", "cooldown_s", 2.5),
+        ("--time-budget 1h30m", "time_budget_s", 5400.0),
+        ("--time-budget 90", "time_budget_s", 90.0),
+        ("--list --json -", "json_file", "-"),
     ],
 )
 def test_flags(line: str, field: str, value: object) -> None:
@@ -147,7 +153,11 @@ def test_flags(line: str, field: str, value: object) -> None:
         (f"--run {'x' * 200}", "is no run name"),
         ("--quiet --list", "--quiet contradicts --list"),
         ("--json ''", "--json is empty"),
-        ("--json - --list", "--json contradicts --list"),
+        ("--no-resume", "--no-resume has no meaning for a run without a name"),
+        ("--resume --no-resume --run a", "--resume contradicts --no-resume"),
+        ("--cooldown -1", "--cooldown -1 is no time"),
+        ("--time-budget soon", "'soon' is no time"),
+        ("--time-budget 0m", "'0m' is no time"),
         ("--nonsense", "unrecognized arguments: --nonsense"),
         ("--data x", "unrecognized arguments: --data x"),
         ("--temperature", "argument --temperature: expected one argument"),
@@ -190,6 +200,7 @@ def test_a_load_above_the_engines_limit_is_refused() -> None:
         "--dataset custom --dataset-file f.csv --prompt-field q --min-prompt-chars 5 --max-prompt-chars 90",
         "--dataset custom --dataset-id a/b --dataset-config c --dataset-split s --dataset-revision r --turns-field t",
         "--dataset math,humaneval --repeat --num-prompts 2000 --execute-code",
+        "--run a --no-resume --cooldown 3 --time-budget 90m --repeats 3",
         "--reasoning low --smoke --concurrency 1,2 --attn-implementation sdpa",
         "--backend vllm --base-url a --baseline-url b --timeout-s 3 --concurrency 1,8 --slo ttft:1s --insecure",
         "--backend sglang --arm a=x --arm b=y --metrics-url a=z --route generate --request-rate 2.5",
@@ -205,4 +216,5 @@ def test_a_command_repeats_its_settings(line: str) -> None:
 
 def test_every_setting_has_a_flag() -> None:
     known = {action.dest for action in benchmark_parser()._actions}
-    assert {item.name for item in fields(BenchmarkConfig)} <= known
+    of_suites = {"parts", "typed"}  # what --suite is made into
+    assert {item.name for item in fields(BenchmarkConfig)} <= known | of_suites

@@ -480,7 +480,7 @@ def test_the_rendered_prompt_is_what_the_engines_get(
 ) -> None:
     from dflash.backends.base import Message
     from dflash.backends.chat_template import load_tokenizer, render_prompt
-    from dflash.recorder import digest_of_ids
+    from dflash.digests import digest_of_ids
 
     arguments = ("show", "gsm8k", "--dataset-file", str(gsm8k_file), "--model", model)
     shown = only(run_json(capsys, *arguments))

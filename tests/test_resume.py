@@ -111,6 +111,13 @@ def test_arms_data_sets_and_repeats_may_be_added(tmp_path: Path) -> None:
     assert len(repeated.run.records) == 32
 
 
+def cells_by_status(run: Run) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for cell in run.info.cells:
+        found.setdefault(cell.status, []).append(cell.arm.label)
+    return found
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -118,14 +125,62 @@ def test_arms_data_sets_and_repeats_may_be_added(tmp_path: Path) -> None:
         ({"max_new_tokens": 7}, "max_new_tokens differs: it was 128 and is now 7"),
         ({"reasoning": "on"}, "reasoning differs: it was 'off' and is now 'on'"),
         ({"seed": 1}, "seed differs: it was 0 and is now 1"),
-        ({"block_sizes": (8,)}, "also holds dflash B=4 on quickstart at concurrency 1"),
-        ({"arms": ("dflash",)}, "also holds baseline on quickstart"),
-        ({"datasets": ("gsm8k",)}, "also holds baseline on quickstart"),
-        ({"smoke": True}, "num_prompts differs: it was 4 and is now 1"),
+        ({"temperature": 1.0, "seed": 1}, "temperature differs: it was 0.0 and is now 1.0; also seed"),
         ({"scenario": replace(EXACT, draft_step_ms=5.0)}, "target_revision differs"),
     ],
 )
-def test_another_identity_is_refused_by_name(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+def test_another_identity_begins_new_cells_and_retires_the_earlier(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    first, _ = run_simulated(tmp_path)
+    outcome, backend = run_simulated(tmp_path, **changed)
+    assert outcome.error is None
+    assert len(backend.requests) == 8, "nothing of the earlier cells counts as done"
+    run = outcome.run
+    assert cells_by_status(run) == {
+        "retired": ["baseline", "dflash B=4"],
+        "completed": ["baseline", "dflash B=4"],
+    }
+    for cell in run.info.cells:
+        assert (cell.status == "retired") == (said in (cell.reason or ""))
+    notes = [note for note in run.info.notes if said in note]
+    assert len(notes) == 2
+    assert all("a new cell begins, and the earlier one is kept, retired" in note for note in notes)
+    assert run.records[:8] == first.run.records, "what was measured is all there"
+    assert len(run.records) == 16
+
+
+def test_a_retired_cell_takes_its_place_back_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    first, _ = run_simulated(tmp_path)
+    run_simulated(tmp_path, temperature=1.0)
+    again, backend = run_simulated(tmp_path)
+    assert backend.requests == [], "its completed requests were kept"
+    live = [cell for cell in again.run.info.cells if not cell.is_retired]
+    assert [cell.cell_id for cell in live] == [cell.cell_id for cell in first.run.info.cells]
+    assert [cell.status for cell in live] == ["completed", "completed"]
+    assert cells_by_status(again.run)["retired"] == ["baseline", "dflash B=4"]
+    assert any("takes its place again" in note for note in again.run.info.notes)
+    assert len(again.run.records) == 16
+
+
+def test_a_cell_that_measured_nothing_gives_way_without_a_trace(tmp_path: Path) -> None:
+    run_simulated(tmp_path, Fault("sigint", request=0), datasets=("quickstart", "gsm8k"))
+    outcome, _ = run_simulated(tmp_path, datasets=("quickstart", "gsm8k"), seed=1)
+    datasets = [(cell.workload.dataset, cell.status) for cell in outcome.run.info.cells]
+    assert datasets.count(("gsm8k", "completed")) == 2
+    assert ("gsm8k", "retired") not in datasets, "its turn had not come"
+    assert datasets.count(("quickstart", "retired")) == 1, "the arm of the cancelled request"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"block_sizes": (8,)}, "also holds dflash B=4 on quickstart at concurrency 1"),
+        ({"arms": ("dflash",)}, "also holds baseline on quickstart"),
+        ({"smoke": True}, "one prompt would retire the 4 of baseline on quickstart"),
+    ],
+)
+def test_what_would_lose_measurements_is_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     run_simulated(tmp_path)
     before = {item.name: item.read_bytes() for item in (tmp_path / "run").iterdir()}
     with pytest.raises(UsageError, match=said):
@@ -133,15 +188,35 @@ def test_another_identity_is_refused_by_name(tmp_path: Path, changed: dict[str, 
     assert {item.name: item.read_bytes() for item in (tmp_path / "run").iterdir()} == before
 
 
-def test_another_machine_or_version_is_refused_by_name(
+def test_other_data_sets_stand_beside_those_that_are_there(tmp_path: Path) -> None:
+    run_simulated(tmp_path)
+    outcome, backend = run_simulated(tmp_path, datasets=("gsm8k",))
+    assert len(backend.requests) == 8
+    assert cells_by_status(outcome.run) == {"completed": ["baseline", "dflash B=4"] * 2}
+    assert {dataset.name for dataset in outcome.run.info.datasets} == {"quickstart", "gsm8k"}
+
+
+def test_without_resume_an_existing_run_is_refused(tmp_path: Path) -> None:
+    run_simulated(tmp_path, resume=False)
+    with pytest.raises(UsageError, match="run 'run' exists, and --no-resume is given"):
+        run_simulated(tmp_path, resume=False)
+
+
+def test_another_machine_or_version_begins_new_cells_and_keeps_both_fingerprints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_simulated(tmp_path)
     fingerprint = dflash.execution.fingerprint()
     moved = fingerprint | {"versions": fingerprint["versions"] | {"numpy": "9"}}
     monkeypatch.setattr(dflash.execution, "fingerprint", lambda: moved)
-    with pytest.raises(UsageError, match=r"versions numpy differs: it was .* and is now '9'"):
-        run_simulated(tmp_path)
+    info = run_simulated(tmp_path)[0].run.info
+    retired = [cell for cell in info.cells if cell.is_retired]
+    assert len(retired) == 2
+    assert all("versions numpy differs: it was" in (cell.reason or "") for cell in retired)
+    assert info.environment["versions"]["numpy"] == "9"
+    assert info.segments[0].environment is not None
+    assert info.segments[0].environment["versions"] == fingerprint["versions"]
+    assert info.segments[1].environment is None
 
 
 def test_another_commit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

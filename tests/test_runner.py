@@ -27,7 +27,7 @@ from dflash.errors import (
     UsageError,
 )
 from dflash.interrupts import Interrupts
-from dflash.recorder import publishable
+from dflash.publishing import publishable
 from dflash.results.records import DatasetInfo, RequestRecord
 from dflash.results.store import Run, load_run
 from dflash.results.summary import summarise_run
@@ -397,14 +397,16 @@ def test_an_arms_failure_does_not_keep_it_from_the_next_turn(
     assert [row[3] for row in rows(outcome.run)] == ["stop", "simulated", "stop", "stop"]
 
 
-def test_a_crash_keeps_what_was_measured_and_says_why(tmp_path: Path) -> None:
+def test_a_crash_fails_its_cells_with_the_reason_and_the_sweep_goes_on(tmp_path: Path) -> None:
     crash = Fault("crash", request=3, message="out of\ncheese")
     outcome, _ = run_simulated(tmp_path, crash, datasets=("quickstart", "gsm8k"))
     assert isinstance(outcome.error, RuntimeError)
     assert exit_code_of(outcome.error) == EXIT_INTERNAL
-    assert [row[3] for row in rows(outcome.run)] == ["stop", "stop", "stop", "internal"]
-    assert statuses(outcome.run) == ["failed", "failed", "planned", "planned"]
-    assert outcome.run.info.cells[0].reason == "RuntimeError: out of cheese"
+    assert [row[3] for row in rows(outcome.run)] == ["stop", "stop", "stop", "internal", *["stop"] * 8]
+    assert statuses(outcome.run) == ["failed", "failed", "completed", "completed"]
+    assert [cell.reason for cell in outcome.run.info.cells] == ["RuntimeError: out of cheese"] * 2 + [
+        None
+    ] * 2
     assert outcome.run.info.segments[0].wall_ns is not None
 
 

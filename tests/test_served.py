@@ -276,14 +276,61 @@ class TestServe:
         outcome = self.serve(tmp_path)
         assert isinstance(outcome.error, UnavailableError)
         assert len(outcome.run.records) == 10
-        assert any("dflash B=4 was not served" in note for note in outcome.run.info.notes)
+        completed, failed = outcome.run.info.cells
+        assert (completed.status, failed.status, failed.arm.label) == ("completed", "failed", "dflash B=4")
+        assert failed.reason == "not opened: UnavailableError: the server of dflash B=4 ended: see its log"
+        assert failed.workload_id == completed.workload_id, "it stands beside the arms that came up"
         self.failing = ()
         again = self.serve(tmp_path)
         assert again.error is None
         assert len(again.run.records) == 20
+        assert [cell.status for cell in again.run.info.cells] == ["completed", "completed"]
+
+    def test_a_baseline_that_does_not_come_up_leaves_the_others_to_run(
+        self, tmp_path: Path, launched: list[str]
+    ) -> None:
+        self.failing = ("baseline",)
+        outcome = self.serve(tmp_path)
+        assert isinstance(outcome.error, UnavailableError)
+        ends = {cell.arm.label: cell.status for cell in outcome.run.info.cells}
+        assert ends == {"dflash B=4": "completed", "baseline": "failed"}
+        assert len(outcome.run.records) == 10
+
+    def test_every_round_starts_the_servers_anew_in_turn(self, tmp_path: Path, launched: list[str]) -> None:
+        run = self.serve(tmp_path, repeats=3).run
+        started = [label for label in launched if "stopped" not in label]
+        assert started == ["baseline", "dflash B=4", "dflash B=4", "baseline", "baseline", "dflash B=4"]
+        for name in ("baseline", "dflash"):
+            rounds = {(record.round, record.launch) for record in of_arm(run, name)}
+            assert len(rounds) == len({launch for _, launch in rounds}) == 3
+        assert sorted({record.launch for record in run.records}) == list(range(6))
+        assert [cell.status for cell in run.info.cells] == ["completed", "completed"]
+        assert [cell.num_requests for cell in run.info.cells] == [30, 30]
+        launched.clear()
+        again = self.serve(tmp_path, repeats=3)
+        assert len(again.run.records) == 60
+        assert len([label for label in launched if "stopped" not in label]) == 2, "once each, to know them"
+
+    def test_an_arm_that_fails_in_a_later_round_keeps_its_first(
+        self, tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        launch = dflash.execution.launch_arm
+
+        def fail_later(config: BenchmarkConfig, arm: Arm, announce: Any) -> Any:
+            self.failing = ("dflash",) if len(launched) >= 4 else ()
+            return launch(config, arm, announce)
+
+        monkeypatch.setattr(dflash.execution, "launch_arm", fail_later)
+        run = self.serve(tmp_path, repeats=2).run
+        assert {cell.arm.name: cell.status for cell in run.info.cells} == {
+            "baseline": "completed",
+            "dflash": "failed",
+        }
+        assert len(of_arm(run, "dflash")) == 10
+        assert len(of_arm(run, "baseline")) == 20
 
     def test_nothing_is_left_where_nothing_was_measured(self, tmp_path: Path, launched: list[str]) -> None:
-        self.failing = ("baseline",)
+        self.failing = ("baseline", "dflash")
         with pytest.raises(UnavailableError, match="the server of baseline ended"):
             self.serve(tmp_path)
         assert not (tmp_path / "run").exists()

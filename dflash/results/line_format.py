@@ -7,12 +7,12 @@ is refused.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import asdict
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
+import msgspec
 import orjson
 
 from dflash.errors import UsageError
@@ -26,7 +26,7 @@ _ALWAYS_WRITTEN = {RequestRecord: ("finish_reason",)}
 def encode_line(record: Any) -> bytes:
     """One record as one JSON line, newline included."""
     values = {}
-    for name, default in _written_fields(type(record)):
+    for name, default in _written_fields(type(record)):  # type: ignore[arg-type]
         value = getattr(record, name)
         if value is not default and value != default:
             values[name] = value
@@ -39,7 +39,7 @@ def decode_line(line: bytes, kind: type[Record]) -> Record:
     Raises:
         ValueError: no JSON object, a field is missing, or one has the wrong type.
     """
-    return _decode_object(orjson.loads(line), kind)
+    return _decoder(kind).decode(line)  # type: ignore[arg-type]
 
 
 def encode_info(info: RunInfo) -> bytes:
@@ -62,7 +62,7 @@ def decode_info(content: bytes, name: str) -> RunInfo:
                 f"run {name!r} has format {version}, and this release reads up to {FORMAT_VERSION}",
                 "use a newer dflash",
             )
-        return _decode_object(upgrade(values, version), RunInfo)
+        return msgspec.convert(upgrade(values, version), RunInfo)
     except UsageError:
         raise
     except ValueError as error:
@@ -88,59 +88,6 @@ def _without_surrogates(value: Any) -> Any:
     return value
 
 
-def _decode_object(values: Any, kind: type[Record]) -> Record:
-    if not isinstance(values, dict):
-        raise ValueError(f"no JSON object, but {type(values).__name__}")
-    known: dict[str, Any] = {}
-    for name, (hint, required) in _field_types(kind).items():  # type: ignore[arg-type]
-        if name in values:
-            known[name] = _decode_value(values[name], hint, name)
-        elif required:
-            raise ValueError(f"field {name!r} is missing")
-    return kind(**known)
-
-
-def _decode_value(value: Any, hint: Any, name: str) -> Any:
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        return _decode_value(value, next(item for item in get_args(hint) if item is not types.NoneType), name)
-    if hint is Any:
-        return value
-    if origin is Literal:
-        if value in get_args(hint):
-            return value
-    elif origin is tuple:
-        if isinstance(value, list):
-            kind = get_args(hint)[0]
-            if kind is int and set(map(type, value)) <= {int}:  # chunks and outputs: thousands in a line
-                return tuple(value)
-            return tuple(_decode_value(item, kind, name) for item in value)
-    elif isinstance(origin, type) and issubclass(origin, Mapping):
-        if isinstance(value, dict):
-            return value
-    elif is_dataclass(hint):
-        return _decode_object(value, hint)  # type: ignore[arg-type]
-    elif hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return value
-    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    raise ValueError(f"field {name!r} is {value!r}"[:200])
-
-
 @cache
-def _written_fields(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
-    """Names, each with the value that is left out: `MISSING` where every value is written."""
-    always = _ALWAYS_WRITTEN.get(kind, ())
-    return tuple((item.name, MISSING if item.name in always else item.default) for item in fields(kind))
-
-
-@cache
-def _field_types(kind: type[Any]) -> dict[str, tuple[Any, bool]]:
-    hints = get_type_hints(kind)
-    return {
-        item.name: (hints[item.name], item.default is MISSING and item.default_factory is MISSING)
-        for item in fields(kind)
-    }
+def _decoder(kind: type[Record]) -> msgspec.json.Decoder[Record]:
+    return msgspec.json.Decoder(kind)

@@ -259,6 +259,7 @@ class Segment:
     argv: tuple[str, ...] = ()
     wall_ns: int | None = None  # busy time of the segment; None while it runs
     rank: int = 0  # of the process, where several made the run together
+    environment: Mapping[str, Any] | None = None  # its fingerprint, where that is not the run's present one
 
 
 @dataclass(frozen=True, slots=True)

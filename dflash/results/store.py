@@ -170,10 +170,10 @@ def last_attempts(info: RunInfo, records: list[RequestRecord]) -> list[RequestRe
     """The records of the latest segment that touched their unit (workload, backend, prompt, repeat).
 
     In process all arms of a unit run back to back, so a unit that is run again replaces all of its rows. On servers
-    a unit belongs to one cell.
+    a unit belongs to one cell; so it does in a retired cell, which nothing replaces any more.
     """
     groups = {
-        cell.cell_id: cell.cell_id if cell.on_server else (cell.workload_id, cell.backend)
+        cell.cell_id: cell.cell_id if cell.on_server or cell.is_retired else (cell.workload_id, cell.backend)
         for cell in info.cells
     }
 
@@ -191,19 +191,20 @@ class RunWriter:
 
     Args:
         folder: made where it does not exist.
+        is_part: one of several processes' share of a run, which has no `run.json` of its own.
 
     Raises:
         UsageError: the folder holds something else, cannot be written, or another process writes this run.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_part: bool = False) -> None:
         self.folder = folder
         self._files: dict[str, IO[bytes]] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             known = (RECORDS_FILE, f".{INFO_FILE}")  # what a crash at the very start may leave
             foreign = [item.name for item in folder.iterdir() if not item.name.startswith(known)]
-            if foreign and not (folder / INFO_FILE).exists():
+            if foreign and not is_part and not (folder / INFO_FILE).exists():
                 raise UsageError(f"{folder} exists and is not a run folder", "choose another name by --run")
             records = (folder / RECORDS_FILE).open("ab", buffering=0)
         except OSError as error:
@@ -220,6 +221,10 @@ class RunWriter:
 
         Returns what was cut, in words.
         """
+        for partial in self.folder.glob(
+            f".{INFO_FILE}.*.tmp"
+        ):  # a process was killed before it took its place
+            partial.unlink(missing_ok=True)
         notes = []
         for kind, name in FILE_OF.items():
             path = self.folder / name
@@ -250,15 +255,26 @@ class RunWriter:
 
     def append(self, record: AnyRecord) -> None:
         """Add one line to the file of its kind."""
-        name = FILE_OF[type(record)]
+        self.append_line(FILE_OF[type(record)], encode_line(record))
+
+    def append_line(self, name: str, line: bytes) -> None:
+        """Add a line, newline included, to the file of this name."""
         try:
-            if name not in self._files:
-                self._files[name] = (self.folder / name).open("ab", buffering=0)
-            line = encode_line(record)
-            if self._files[name].write(line) != len(line):
+            file = self._files.get(name)
+            if file is None:
+                file = self._files[name] = (self.folder / name).open("ab", buffering=0)
+            if file.write(line) != len(line):
                 raise OSError("the disk is full")
         except OSError as error:
             raise _cannot_write(self.folder / name, error) from error
+
+    def sync(self) -> None:
+        """Wait until every line that was appended is on the disk."""
+        for name, file in self._files.items():
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                raise _cannot_write(self.folder / name, error) from error
 
     def close(self) -> None:
         """Let go of the files and of the lock; safe to call twice."""

@@ -127,7 +127,7 @@ def settings_of(**config: object) -> dict[str, str]:
 
 def test_settings_that_are_as_ever_are_not_listed():
     from dflash.config import BenchmarkConfig
-    from dflash.recorder import config_values
+    from dflash.publishing import config_values
 
     values = config_values(BenchmarkConfig())
     assert ORDINARY.items() <= values.items()

@@ -8,7 +8,7 @@ is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from functools import cache
 from typing import Any, TypeVar
 
@@ -39,7 +39,8 @@ def decode_line(line: bytes, kind: type[Record]) -> Record:
     Raises:
         ValueError: no JSON object, a field is missing, or one has the wrong type.
     """
-    return _decoder(kind).decode(line)  # type: ignore[arg-type]
+    record: Record = _decoder(kind).decode(line)  # type: ignore[arg-type]
+    return record
 
 
 def encode_info(info: RunInfo) -> bytes:
@@ -89,5 +90,12 @@ def _without_surrogates(value: Any) -> Any:
 
 
 @cache
-def _decoder(kind: type[Record]) -> msgspec.json.Decoder[Record]:
+def _written_fields(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """Names, each with the value that is left out: `MISSING` where every value is written."""
+    always = _ALWAYS_WRITTEN.get(kind, ())
+    return tuple((item.name, MISSING if item.name in always else item.default) for item in fields(kind))
+
+
+@cache
+def _decoder(kind: type[Any]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)

@@ -1,10 +1,11 @@
 """Numbers -> words: the one place where units are converted and figures rounded. Pure.
 
-An unknown prints as `n/a`, never as 0 or 1. Latencies print in ms, memory in MiB.
+An unknown prints as `n/a`, never as 0 or 1, and so does what is no number. Latencies print in ms, memory in MiB.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from dflash.results.stats import Interval
@@ -22,6 +23,11 @@ def to_mib(num_bytes: float) -> float:
     return num_bytes / _BYTES_PER_MIB
 
 
+def _known(value: float | None) -> float | None:
+    """None for what is no number too."""
+    return None if value is None or not math.isfinite(value) else value
+
+
 def _fixed(value: float, digits: int) -> str:
     """So many digits after the point; what rounds to zero has no sign."""
     text = f"{value:,.{digits}f}"
@@ -29,15 +35,18 @@ def _fixed(value: float, digits: int) -> str:
 
 
 def format_number(value: float | None, digits: int = 2) -> str:
+    value = _known(value)
     return UNKNOWN if value is None else _fixed(value, digits)
 
 
 def format_count(value: float | None) -> str:
+    value = _known(value)
     return UNKNOWN if value is None else _fixed(value, 0)
 
 
 def format_ms(seconds: float | None) -> str:
     """Seconds as ms with three significant digits or so, without the unit."""
+    seconds = _known(seconds)
     if seconds is None:
         return UNKNOWN
     value = to_ms(seconds)
@@ -46,15 +55,18 @@ def format_ms(seconds: float | None) -> str:
 
 def format_rate(value: float | None) -> str:
     """Tokens a second, without the unit."""
+    value = _known(value)
     return UNKNOWN if value is None else _fixed(value, 0 if value >= 1000 else 1)
 
 
 def format_times(value: float | None) -> str:
+    value = _known(value)
     return UNKNOWN if value is None else f"{value:.2f}x"
 
 
 def format_percent(value: float | None) -> str:
     """A share; only exactly 1 prints as 100 %, and only exactly 0 as 0 %."""
+    value = _known(value)
     if value is None:
         return UNKNOWN
     if 0 < value < 1:
@@ -63,14 +75,14 @@ def format_percent(value: float | None) -> str:
 
 
 def format_mib(num_bytes: float | None) -> str:
+    num_bytes = _known(num_bytes)
     return UNKNOWN if num_bytes is None else _fixed(to_mib(num_bytes), 1)
 
 
 def format_bounds(interval: Interval | None, digits: int = 2) -> str:
     """`[low, high]`, or nothing where there is no interval."""
-    if interval is None or interval.low is None or interval.high is None:
-        return ""
-    return f"[{_fixed(interval.low, digits)}, {_fixed(interval.high, digits)}]"
+    low, high = (None, None) if interval is None else (_known(interval.low), _known(interval.high))
+    return "" if low is None or high is None else f"[{_fixed(low, digits)}, {_fixed(high, digits)}]"
 
 
 def format_speedup(interval: Interval | None) -> str:

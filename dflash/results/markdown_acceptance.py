@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dflash.results.acceptance_plots import histogram_of
@@ -192,7 +193,7 @@ def _difference_row(difference: DifferenceRecord, dtype: str) -> list[str]:
         str(difference.position),
         ended if difference.baseline_token_id is None else str(difference.baseline_token_id),
         ended if difference.arm_token_id is None else str(difference.arm_token_id),
-        UNKNOWN if gap is None else f"{gap:.3g}",
+        UNKNOWN if gap is None or not math.isfinite(gap) else f"{gap:.3g}",
         {None: UNKNOWN, True: "near-tie", False: "**fault**"}[is_near_tie(difference, dtype)],
     ]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash.errors import UsageError
@@ -42,7 +43,18 @@ def load_runs(folders: Sequence[Path]) -> tuple[list[Run], list[UnreadRun]]:
             runs.append(load_run(folder))
         except UsageError as error:
             unread.append(UnreadRun(folder, error))
-    return runs, unread
+    return _with_own_names(runs), unread
+
+
+def _with_own_names(runs: Sequence[Run]) -> list[Run]:
+    """Runs of equal names bear their parent folder's as well."""
+    names = Counter(run.info.name for run in runs)
+    return [
+        replace(run, info=replace(run.info, name=f"{run.folder.resolve().parent.name}/{run.info.name}"))
+        if names[run.info.name] > 1
+        else run
+        for run in runs
+    ]
 
 
 def summarise_readable(runs: Sequence[Run]) -> tuple[list[Run], RunSummary, list[UnreadRun]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from dflash.results import paired_metrics
 from dflash.results.baselines import PlacedCell, told_differences
 from dflash.results.formats import format_bounds, format_percent, format_speedup
-from dflash.results.paired_metrics import Pairing
+from dflash.results.pairing import Pairing, pairs_of
 from dflash.results.records import Cell, DifferenceRecord, RunInfo
 from dflash.results.server_counters import cached_prompt_share
+from dflash.results.stats import intervals
 from dflash.results.verify import OUTPUT_LENGTH_RATIO_RANGE, Finding, Severity
 
 # A gap between the target's two best logits up to which rounding (another order of summation, another number
@@ -27,7 +29,8 @@ def near_tie_logit_gap(dtype: str) -> float:
 
 def is_near_tie(difference: DifferenceRecord, dtype: str) -> bool | None:
     """True: rounding can explain the difference. False: a fault. None: the gap is not known."""
-    return None if difference.logit_gap is None else difference.logit_gap <= near_tie_logit_gap(dtype)
+    gap = difference.logit_gap
+    return None if gap is None or not math.isfinite(gap) else gap <= near_tie_logit_gap(dtype)
 
 
 def check_pair(
@@ -85,21 +88,19 @@ def _unlike_prompts(pairing: Pairing) -> Finding:
 
 def _prompts_not_compared(pairing: Pairing) -> Finding | None:
     """Equal messages are planned, equal tokens are seen: where an arm does not tell them, nothing shows it."""
-    unknown = [
-        (baseline.prompt_digest is None, arm.prompt_digest is None)
-        for baseline, arm in pairing.completed_pairs
-        if baseline.prompt_digest is None or arm.prompt_digest is None
-    ]
-    if not unknown:
+    pairs = pairs_of(pairing.completed_pairs)
+    first, second = (arm.texts("prompt_digest") == None for arm in (pairs.baseline, pairs.arm))  # noqa: E711
+    num_unknown = int((first | second).sum())
+    if not num_unknown:
         return None
     sides = {
-        "the baseline": unknown.count((True, False)),
-        "this arm": unknown.count((False, True)),
-        "both arms": unknown.count((True, True)),
+        "the baseline": int((first & ~second).sum()),
+        "this arm": int((second & ~first).sum()),
+        "both arms": int((first & second).sum()),
     }
     listed = ", ".join(f"of {side} in {count}" for side, count in sides.items() if count)
     sentence = (
-        f"Prompt tokens could not be compared in {len(unknown)} of {len(pairing.completed_pairs)} pairs of requests: "
+        f"Prompt tokens could not be compared in {num_unknown} of {len(pairing.completed_pairs)} pairs of requests: "
         "they are "
         f"not known {listed}. That both arms saw the same prompts is taken from the messages alone."
     )
@@ -132,8 +133,9 @@ def _slower(pairing: Pairing) -> Finding | None:
 
 
 def _end_to_end_slower(pairing: Pairing) -> Finding | None:
-    decode = paired_metrics.pooled_speedup(pairing).interval()
-    end_to_end = paired_metrics.pooled_e2el_speedup(pairing).interval()
+    decode, end_to_end = intervals(
+        [paired_metrics.pooled_speedup(pairing), paired_metrics.pooled_e2el_speedup(pairing)]
+    )
     if decode is None or end_to_end is None or decode.value < 1 or end_to_end.value >= 1:
         return None
     if end_to_end.high is None or end_to_end.high >= 1:  # nothing that could be concluded
@@ -173,8 +175,8 @@ def _unequal_lengths(pairing: Pairing) -> Finding | None:
 
 def _unequal_cached_shares(pairing: Pairing) -> Finding | None:
     """A warm cache in one arm makes its prefill look fast: the pair of end-to-end times is no comparison then."""
-    shares = [cached_prompt_share([pair[side] for pair in pairing.pairs]) for side in (0, 1)]
-    baseline, arm = shares
+    pairs = pairs_of(pairing.pairs)
+    baseline, arm = cached_prompt_share(pairs.baseline), cached_prompt_share(pairs.arm)
     if baseline is None or arm is None or abs(baseline - arm) <= MAX_CACHED_SHARE_DIFFERENCE:
         return None
     sentence = (

@@ -12,8 +12,12 @@ function isNumeric(cells) {
   return known.length > 0 && known.every((text) => /^\W*\d/.test(text));
 }
 
+function words(text) {
+  return text.replace(/^[^\p{L}\p{N}]+/u, ""); // without the mark of the fastest
+}
+
 function compare(a, b, numeric, direction) {
-  if (!numeric) return direction * a.localeCompare(b, "en", { numeric: true });
+  if (!numeric) return direction * words(a).localeCompare(words(b), "en", { numeric: true });
   const x = numberIn(a), y = numberIn(b);
   if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y);
   return direction * (x - y);

@@ -51,6 +51,7 @@ HEAVY = {
     "matplotlib",
     "mlx",
     "mlx_lm",
+    "msgspec",
     "numpy",
     "orjson",
     "pandas",

@@ -17,6 +17,7 @@ HEAVY = (
     "rich",
     "huggingface_hub",
     "aiohttp",
+    "msgspec",
     "orjson",
     "pyarrow",
     "asyncio",

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Any, overload
 
 import numpy
@@ -215,7 +216,7 @@ class RequestTable(Sequence[RequestRecord]):
     def _column(self, name: str, read: Any) -> Any:
         if name not in self._columns:
             if self._whole is None:
-                self._columns[name] = read([getattr(record, name) for record in self.records])
+                self._columns[name] = read(list(map(attrgetter(name), self.records)))
             else:
                 whole, rows = self._whole
                 column = whole._column(name, read)
@@ -257,11 +258,11 @@ def table_of(records: Sequence[RequestRecord]) -> RequestTable:
 
 
 def _integers(values: Sequence[int | None]) -> Column:
-    if None not in values:
-        return Column(numpy.array(values, dtype=numpy.int64), numpy.ones(len(values), dtype=bool))
-    known = numpy.fromiter((value is not None for value in values), dtype=bool, count=len(values))
-    numbers = numpy.fromiter((value or 0 for value in values), dtype=numpy.int64, count=len(values))
-    return Column(numbers, known)
+    known = numpy.ones(len(values), dtype=bool)
+    if None in values:
+        known = numpy.array([value is not None for value in values], dtype=bool)
+        values = [0 if value is None else value for value in values]
+    return Column(numpy.array(values, dtype=numpy.int64), known)
 
 
 def _objects(values: Sequence[Any]) -> NDArray[Any]:

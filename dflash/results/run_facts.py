@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dflash.results.arrivals import Arrivals, collect_arrivals
 from dflash.results.baselines import PlacedCell
+from dflash.results.columns import table_of
 from dflash.results.goodput import Slo, slo_of
 from dflash.results.load_metrics import LoadFacts
 from dflash.results.output_comparison import OutputKey, SavedOutputs, differing_keys, read_outputs
@@ -35,10 +36,9 @@ class RunFacts:
 
 def read_facts(run: Run) -> RunFacts:
     """Each file is read once, and chunks and outputs one by one."""
-    records: dict[str, list[RequestRecord]] = {cell.cell_id: [] for cell in run.info.cells}
-    for record in run.records:
-        if record.cell_id in records:
-            records[record.cell_id].append(record)
+    requests = table_of(run.records)
+    cell_ids = requests.texts("cell_id")
+    records = {cell.cell_id: requests.take(cell_ids == cell.cell_id) for cell in run.info.cells}
     differences: dict[str, list[DifferenceRecord]] = {}
     for difference in run.differences:
         differences.setdefault(difference.cell_id, []).append(difference)

@@ -7,8 +7,10 @@ attempt.
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
@@ -116,10 +118,7 @@ class Run:
         return frame
 
     def _of_last_attempts(self, kind: type[Line]) -> Iterator[Line]:
-        segments = {_attempt_key(record): record.segment for record in self.records}
-        for line in _each_line(self.folder, kind, []):
-            if segments.get(_attempt_key(line)) == line.segment:
-                yield line
+        return _of_attempts(_each_line(self.folder, kind, []), self.records)
 
 
 def load_run(path: str | Path) -> Run:
@@ -133,15 +132,23 @@ def load_run(path: str | Path) -> Run:
     folder = Path(path)
     info = read_info(folder)
     notes: list[str] = []
-    records = last_attempts(info, list(_each_line(folder, RequestRecord, notes)))
-    segments = {_attempt_key(record): record.segment for record in records}
-    differences = [
-        item
-        for item in _each_line(folder, DifferenceRecord, notes)
-        if segments.get(_attempt_key(item)) == item.segment
-    ]
+    with _without_collections():
+        records = last_attempts(info, list(_each_line(folder, RequestRecord, notes)))
+    differences = _of_attempts(_each_line(folder, DifferenceRecord, notes), records)
     info = replace(info, notes=(*info.notes, *notes))
     return Run(folder, info, tuple(records), tuple(differences))
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """While many objects are made and none is dropped, looking for unreachable ones among them finds nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def load_answers(folder: Path) -> dict[str, str]:
@@ -172,6 +179,8 @@ def last_attempts(info: RunInfo, records: list[RequestRecord]) -> list[RequestRe
     In process all arms of a unit run back to back, so a unit that is run again replaces all of its rows. On servers
     a unit belongs to one cell; so it does in a retired cell, which nothing replaces any more.
     """
+    if len({record.segment for record in records}) < 2:
+        return records
     groups = {
         cell.cell_id: cell.cell_id if cell.on_server or cell.is_retired else (cell.workload_id, cell.backend)
         for cell in info.cells
@@ -299,6 +308,16 @@ class RunWriter:
 
 def _attempt_key(record: PerRequest) -> tuple[str, str, int, int]:
     return (record.cell_id, record.prompt_id, record.turn, record.repeat)
+
+
+def _of_attempts(lines: Iterable[Line], records: Iterable[RequestRecord]) -> Iterator[Line]:
+    """The lines that belong to these records."""
+    segments: dict[tuple[str, str, int, int], int] | None = None
+    for line in lines:
+        if segments is None:  # most files have no line
+            segments = {_attempt_key(record): record.segment for record in records}
+        if segments.get(_attempt_key(line)) == line.segment:
+            yield line
 
 
 def _each_line(folder: Path, kind: type[AnyLine], notes: list[str]) -> Iterator[AnyLine]:

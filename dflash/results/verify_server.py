@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 
 from dflash.results import acceptance_metrics, metrics
 from dflash.results.arrivals import Arrivals, least_peak_tok_s
+from dflash.results.columns import table_of
 from dflash.results.finding import Finding, Severity, of, plural
 from dflash.results.formats import format_ms, format_percent
 from dflash.results.identities import check_throughput
 from dflash.results.load_metrics import LoadFacts
 from dflash.results.measured import Measured
 from dflash.results.records import Cell, RequestRecord
-from dflash.results.request_metrics import NS_PER_S
+from dflash.results.request_metrics import NS_PER_S, num_completed
 from dflash.results.server_counters import COUNTER_WORDS, CountersVerdict, ServerCounts, cache_mark
 from dflash.results.verify import LOW_ACCEPTANCE_LENGTH
 
@@ -181,9 +182,7 @@ def _contradicted_chunks(arrivals: Arrivals, records: Sequence[RequestRecord]) -
     count = arrivals.num_contradicted
     if not count:
         return None
-    sentence = (
-        f"In {of(count, len(metrics.completed(records)))} the chunks hold more tokens than the usage counts."
-    )
+    sentence = f"In {of(count, num_completed(records))} the chunks hold more tokens than the usage counts."
     return Finding("chunks_do_not_add_up", "error", sentence)
 
 
@@ -191,7 +190,7 @@ def _retried(records: Sequence[RequestRecord]) -> Finding | None:
     refusals = metrics.num_retries(records)
     if not refusals:
         return None
-    count = sum(record.num_retries > 0 for record in records)
+    count = int((table_of(records).integers("num_retries").values > 0).sum())
     sentence = (
         f"{of(count, len(records))} were refused at first ({plural(refusals, 'refusal')}): the time until the server "
         "took them is part of their TTFT and E2EL."
@@ -229,7 +228,8 @@ def _low_acceptance(cell: Cell, records: Sequence[RequestRecord], counts: Server
 
 def _never_drafted(cell: Cell, records: Sequence[RequestRecord], counts: ServerCounts) -> Finding | None:
     drafts = [counts.total("num_drafts")]
-    drafts += [record.num_verify_steps for record in metrics.completed(records)]
+    requests = table_of(records)
+    drafts += requests.integers("num_verify_steps").where(requests.completed).numbers().tolist()
     known = [number for number in drafts if number is not None]
     if cell.arm.is_baseline or not known or any(known):
         return None

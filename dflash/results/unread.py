@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,13 +46,15 @@ def load_runs(folders: Sequence[Path]) -> tuple[list[Run], list[UnreadRun]]:
 
 
 def _with_own_names(runs: Sequence[Run]) -> list[Run]:
-    """Runs of equal names bear their parent folder's as well."""
-    names = Counter(run.info.name for run in runs)
+    """Where runs have equal names, all are called by their folders, with as much of the path as tells them apart."""
+    if len({run.info.name for run in runs}) == len(runs):
+        return list(runs)
+    paths = [run.folder.resolve().parts for run in runs]
+    depths = range(1, max(map(len, paths)) + 1)
+    depth = next(depth for depth in depths if len({path[-depth:] for path in paths}) == len(runs))
     return [
-        replace(run, info=replace(run.info, name=f"{run.folder.resolve().parent.name}/{run.info.name}"))
-        if names[run.info.name] > 1
-        else run
-        for run in runs
+        replace(run, info=replace(run.info, name="/".join(path[-depth:])))
+        for run, path in zip(runs, paths, strict=True)
     ]
 
 

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_up_run import cell, dflash_arm, drafted_record, made_up_run, plain_record
+
+from dflash.results.document import json_document
+from dflash.results.markdown import render_report
+from dflash.results.records import RunInfo
+from dflash.results.repeats import spread_of
+from dflash.results.store import Run
+from dflash.results.summary import summarise_run
+
+ACCEPTED = (1, 2, 0) * 20
+
+
+def repeated_run(step_ms: tuple[int, ...], **config: object) -> Run:
+    """Six prompts, every repeat with a step time of its own in the arm that drafts; 80 ms in the baseline."""
+    baseline, arm = cell(cell_id="b"), cell(dflash_arm(3), "a")
+    records = []
+    for repeat, step in enumerate(step_ms):
+        for prompt in range(6):
+            records.append(plain_record("b", prompt, 121, 80, repeat=repeat))
+            records.append(drafted_record("a", prompt, ACCEPTED, 3, step, repeat=repeat))
+    info = RunInfo("r", "2026-01-01", cells=(baseline, arm), config={"repeats": len(step_ms), **config})
+    return replace(made_up_run(), info=info, records=tuple(records))
+
+
+def test_the_interval_of_three_repeats_by_hand():
+    """1, 2, 3: mean 2, standard deviation 1, and 4.303 / sqrt(3) around it."""
+    spread = spread_of([1.0, 2.0, 3.0])
+    assert spread is not None
+    assert spread.values == (1.0, 2.0, 3.0)
+    assert spread.interval.value == 2.0
+    assert spread.interval.low == pytest.approx(2 - 4.303 / 3**0.5)
+    assert spread.interval.high == pytest.approx(2 + 4.303 / 3**0.5)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, 2.0], [1.0, 2.0, None]])
+def test_fewer_than_three_repeats_give_none(values):
+    assert spread_of(values) is None
+
+
+def test_every_repeat_has_its_own_speedup():
+    """120 tokens in 60 steps: a step of 80 ms is 40 ms a token, twice as fast as 80 ms."""
+    baseline, arm = summarise_run(repeated_run((80, 100, 160))).cells
+    assert arm.between_repeats["speedup"].values == pytest.approx((2.0, 1.6, 1.0))
+    assert arm.between_repeats["acceptance_length"].values == (2.0, 2.0, 2.0)
+    assert baseline.between_repeats["decode_tok_s"].values == pytest.approx((12.5,) * 3)
+    assert "speedup" not in baseline.between_repeats
+
+
+def test_the_report_and_the_document_have_the_interval_between_repeats():
+    run = repeated_run((80, 100, 160))
+    summary = summarise_run(run)
+    report = render_report(run, summary)
+    body = report.split("## From repeat to repeat\n")[1].split("\n## ")[0]
+    assert "| dflash B=3 | speedup | 1.53 [0.28, 2.78] |" in body
+    assert "2.00, 1.60, 1.00" in body
+    found = json_document(run, summary, 0)["cells"][1]["between_repeats"]["speedup"]
+    assert found["values"] == pytest.approx([2.0, 1.6, 1.0])
+    assert found["low"] < 0.3 < 2.7 < found["high"]
+
+
+def test_two_repeats_have_no_such_section():
+    run = repeated_run((80, 100))
+    assert "From repeat to repeat" not in render_report(run, summarise_run(run))
+
+
+def test_prompts_that_are_used_again_are_no_repeats():
+    """Six prompts for 12 requests: two rounds make one repeat."""
+    run = repeated_run((80, 100, 160, 80, 100, 160), repeats=3, repeat=True, num_prompts=12)
+    cells = tuple(replace(item, workload=replace(item.workload, num_prompts=6)) for item in run.info.cells)
+    arm = summarise_run(replace(run, info=replace(run.info, cells=cells))).cells[1]
+    total_ms = [180, 240, 260]  # of two rounds with a step each
+    assert arm.between_repeats["speedup"].values == pytest.approx([2 * 2 * 80 / ms for ms in total_ms])

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dflash.draft_config import DraftConfig, parse_draft_config
 from dflash.errors import DraftError, ModelError
 from dflash.reachability import find_unreachable_hub, quiet_hub
 
+DRAFT_PATTERNS = ("config.json", "*.safetensors*")
 Shapes = Mapping[str, Sequence[int]]  # by tensor name
 
 
-def find_checkpoint(path: str | Path, revision: str | None = None) -> Path:
-    """The local folder of a draft: the folder itself, or a snapshot from the hub.
+def find_checkpoint(
+    path: str | Path,
+    revision: str | None = None,
+    *,
+    what: str = "draft",
+    patterns: Sequence[str] = DRAFT_PATTERNS,
+) -> Path:
+    """The local folder of a draft or target: the folder itself, or a snapshot from the hub of the files by pattern.
 
     Raises:
         ModelError: neither a folder nor an id that can be fetched.
@@ -30,14 +38,14 @@ def find_checkpoint(path: str | Path, revision: str | None = None) -> Path:
                 snapshot_download(
                     str(path),
                     revision=revision,
-                    allow_patterns=["config.json", "*.safetensors*"],
+                    allow_patterns=list(patterns),
                     local_files_only=find_unreachable_hub(str(path)) is not None,
                 )
             )
     except (OSError, ValueError) as error:  # hub errors derive from these
         reason = find_unreachable_hub(str(path)) or type(error).__name__
         raise ModelError(
-            f"draft {str(path)!r} is no folder, and the hub does not give it ({reason})",
+            f"{what} {str(path)!r} is no folder, and the hub does not give it ({reason})",
             "name a folder with config.json and safetensors, or an id that the hub knows",
         ) from error
 
@@ -48,6 +56,15 @@ def read_draft_config(folder: Path) -> DraftConfig:
     Raises:
         DraftError: it is missing, no JSON, or not that of an implemented draft.
     """
+    return parse_draft_config(read_config_json(folder))
+
+
+def read_config_json(folder: Path) -> dict[str, Any]:
+    """The content of a draft's `config.json`.
+
+    Raises:
+        DraftError: it is missing, or no JSON object.
+    """
     path = folder / "config.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -57,7 +74,7 @@ def read_draft_config(folder: Path) -> DraftConfig:
         ) from error
     if not isinstance(content, dict):
         raise DraftError(f"{path} holds no object", "name the folder of a DFlash draft")
-    return parse_draft_config(content)
+    return content
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -316,11 +316,16 @@ def _suite_config(name: str, argv: Sequence[str], typed: dict[str, Any]) -> Benc
 
     names = {alias.lstrip("-"): flag.names[0].lstrip("-") for flag in _all_flags() for alias in flag.names}
     fields_typed = tuple(flag.field for flag in _all_flags() if flag.field in typed)
-    hidden = {flag.names[0].lstrip("-") for flag in _all_flags() if flag.field in fields_typed}
+    values = {
+        flag.names[0].lstrip("-"): list(value) if isinstance(value, tuple) else value
+        for flag in _all_flags()
+        if (value := typed.get(flag.field)) is not None
+    }
     if typed.get("smoke"):
-        hidden.add("num-prompts")  # one prompt of each cell, whatever the suite says
-    grids = grid_words(load_suite(name), hidden, names, lambda names: expand_datasets(names)[0])
-    given = {field: value for field, value in typed.items() if field not in _OF_OUTPUT}
+        values.setdefault("num-prompts", 1)  # one prompt of each cell, whatever the suite says
+    grids = grid_words(load_suite(name), values, names, lambda names: expand_datasets(names)[0])
+    in_words = (*_OF_OUTPUT, "datasets", "concurrencies")
+    given = {field: value for field, value in typed.items() if field not in in_words}
     parts: list[BenchmarkConfig] = []
     for words in grids:
         try:

@@ -151,8 +151,7 @@ class Asker:
     def _add(
         self, record: RequestRecord, output: OutputRecord | None = None, chunk: ChunkRecord | None = None
     ) -> None:
-        self._progress.add(record)
-        self._recorder.add(record, output, chunk)
+        self._progress.add(self._recorder.add(record, output, chunk))
 
     def _record(self, cell: Cell, place: Place, **values: object) -> RequestRecord:
         return RequestRecord(

@@ -33,10 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _benchmark(argv: Sequence[str]) -> int:
     config = parse_benchmark_arguments(argv)
     if config.list_only:
-        from dflash.datasets.catalogue import expand_datasets
-        from dflash.plan import plan_lines
-
-        print("\n".join((*plan_lines(config), *expand_datasets(config.datasets)[1])))
+        check_json_file(config.json_file)
+        _list(config)
         return EXIT_DONE
     check_json_file(config.json_file)
     from dflash.interrupts import Interrupts
@@ -60,6 +58,17 @@ def _benchmark(argv: Sequence[str]) -> int:
         if outcome.error is not None or outcome.cut:
             _report_end(config, outcome)
     return exit_code
+
+
+def _list(config: BenchmarkConfig) -> None:
+    """What would run; nothing is measured, fetched or written but the JSON document that is asked for."""
+    from dflash.plan_listing import list_cells, list_document, list_lines, notes_of_groups
+
+    cells = list_cells(config)
+    if config.json_file != STANDARD_OUTPUT and not config.quiet:
+        print("\n".join((*list_lines(cells), *notes_of_groups(config))))
+    if config.json_file is not None:
+        write_json(config.json_file, list_document(cells))
 
 
 def _report(config: BenchmarkConfig, run: Run, exit_code: int) -> None:

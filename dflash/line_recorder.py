@@ -39,8 +39,12 @@ class LineRecorder:
 
     def add(
         self, record: RequestRecord, output: OutputRecord | None = None, chunk: ChunkRecord | None = None
-    ) -> None:
-        """Append one request: the record last, so that its presence means that the rest is there."""
+    ) -> RequestRecord:
+        """Append one request: the record last, so that its presence means that the rest is there.
+
+        Returns:
+            The record as it is kept.
+        """
         self.last_error_kind = record.error_kind
         if not self.is_timed:
             record = without_times(record)
@@ -51,6 +55,7 @@ class LineRecorder:
             if chunk is not None:
                 self._writer.append(chunk)
             self._writer.append(record)
+        return record
 
     def add_difference(self, difference: DifferenceRecord) -> None:
         with self._interrupts.shield():

@@ -155,26 +155,6 @@ def short_digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_ID_LENGTH]
 
 
-def plan_lines(config: BenchmarkConfig) -> list[str]:
-    """The plan in words, as `--list` prints it; nothing is loaded: what only the draft knows stays open."""
-    lines = []
-    for dataset in config.dataset_names:
-        for concurrency in config.loads:
-            for arm in planned_arms(config):
-                own = " B=the draft's own" if not arm.is_baseline and arm.block_size is None else ""
-                lines.append(
-                    f"{config.backend}  {dataset}  concurrency {concurrency}  {arm.label}{own}  "
-                    f"{_asked(config)} x {config.repeats}, "
-                    f"at most {max_new_tokens_of(config, dataset)} new tokens"
-                )
-    return lines
-
-
-def _asked(config: BenchmarkConfig) -> str:
-    num_prompts = num_prompts_asked(config)
-    return f"{num_prompts} requests, repeating prompts" if config.repeat else f"up to {num_prompts} prompts"
-
-
 def _make_group(
     config: BenchmarkConfig,
     prompt_set: PromptSet,

@@ -6,7 +6,7 @@ What is typed holds over a cell's override, that over its grid, that over the su
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dflash.errors import UsageError
@@ -23,21 +23,23 @@ OF_SWEEP = ("repeats", "cooldown", "time-budget", "max-error-rate", "no-save-out
 
 def grid_words(
     suite: Suite,
-    typed: Iterable[str],
+    typed: Mapping[str, Any],
     canonical_names: Mapping[str, str],
     expand: Callable[[Sequence[str]], Sequence[str]],
 ) -> list[list[str]]:
-    """The words of every grid, without what is typed: those words are to be added at the end of each.
+    """The words of every grid, what is typed in the place of the suite's own.
 
     Args:
-        typed: canonical names of the flags that are given beside the suite.
+        typed: values by the canonical names of the flags that are given beside the suite. Those of `WHERE` are part
+            of the words; the others must be added to them.
         canonical_names: of every flag, by each of its names, all without dashes.
         expand: data sets and names that stand for several -> data sets.
 
     Raises:
         UsageError: an unknown setting, one that must be typed or holds for the whole sweep, an override of no cell.
     """
-    hidden = set(typed)
+    hidden = set(typed) - set(WHERE)
+    places = {name: typed[name] for name in WHERE if name in typed}
 
     def canonical(settings: Settings, where: str, of_sweep: bool = False) -> dict[str, Any]:
         return {
@@ -46,12 +48,12 @@ def grid_words(
         }
 
     base = canonical(suite.settings, "settings", of_sweep=True)
-    grids = [base | canonical(grid, "a grid") for grid in suite.grids]
+    grids = [base | canonical(grid, "a grid") | places for grid in suite.grids]
     for override in suite.overrides:
         changes = canonical(override.changes, override.label)
         split = [part for grid in grids for part in _split(grid, override, changes, expand)]
         # what is typed may leave out the cells that an override names
-        if not hidden & set(WHERE) and not any(is_matched for _, is_matched in split):
+        if not places and not any(is_matched for _, is_matched in split):
             raise UsageError(f"{override.label} matches no cell", "correct its where, or remove it")
         grids = [grid for grid, is_matched in split if not (is_matched and override.drops)]
     found: list[list[str]] = []

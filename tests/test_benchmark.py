@@ -92,7 +92,7 @@ def test_one_arm_prints_the_command_that_adds_the_other(tmp_path: Path, arms: st
 def test_list_prints_the_plan_and_makes_nothing(tmp_path: Path) -> None:
     done = call("--list", "--block-size", "2,4", "--dataset", "gsm8k,humaneval", folder=tmp_path)
     assert done.returncode == 0
-    assert len(done.stdout.splitlines()) == 6
+    assert len(done.stdout.splitlines()) == 6 + 1, "and the sum"
     assert list(tmp_path.iterdir()) == []
 
 

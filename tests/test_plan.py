@@ -20,7 +20,6 @@ from dflash.plan import (
     max_new_tokens_of,
     num_prompts_asked,
     num_warmup_of,
-    plan_lines,
     planned_arms,
     workload_id_of,
 )
@@ -143,17 +142,6 @@ def test_the_home_folder_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = BackendDescription("/home/somebody/model", None, "float32", arms)
     (group,) = make_groups(CONFIG, [made_up_prompts(1)], opened, ENVIRONMENT)
     assert (group.workload.target, group.cells[0].arm.draft) == ("~/model", "~/draft")
-
-
-def test_the_plan_is_listed_without_an_engine() -> None:
-    lines = plan_lines(replace(CONFIG, datasets=("quickstart", "gsm8k"), repeats=2))
-    assert len(lines) == 6
-    assert "dflash B=4" in lines[1]
-    assert "2048 new tokens" in lines[-1]
-    assert "B=the draft's own" in plan_lines(BenchmarkConfig())[1]
-    assert (
-        "200 requests, repeating prompts x 1" in plan_lines(BenchmarkConfig(repeat=True, num_prompts=200))[0]
-    )
 
 
 def test_two_arms_alternate() -> None:

@@ -22,6 +22,7 @@ class Capabilities:
     has_logit_gap: bool = False  # can tell how close the target's two best tokens were
     interleaves_arms: bool = False  # all arms live at once, back to back per prompt
     has_servers: bool = False  # arms are servers: see `ServerBackend`
+    opens_at_once: bool = False  # nothing is loaded: a plan may open it for what it says of itself
 
 
 @dataclass(frozen=True, slots=True)

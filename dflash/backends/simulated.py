@@ -40,7 +40,9 @@ class SimulatedBackend:
     """See the module; `settings.script` names a scenario file."""
 
     name = "simulated"
-    capabilities = Capabilities(in_process=True, max_concurrency=1, has_logit_gap=True, interleaves_arms=True)
+    capabilities = Capabilities(
+        in_process=True, max_concurrency=1, has_logit_gap=True, interleaves_arms=True, opens_at_once=True
+    )
 
     def __init__(self, settings: BackendSettings, scenario: Scenario | None = None) -> None:
         self._settings = settings

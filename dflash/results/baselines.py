@@ -48,11 +48,16 @@ class Refusal:
 
 
 def group_cells(infos: Sequence[RunInfo]) -> list[list[PlacedCell]]:
-    """Cells that may be compared: equal workload, backend and machine. Baselines first, then by arm and block size."""
+    """Cells that may be compared: equal workload, backend and machine. Baselines first, then by arm and block size.
+
+    Retired cells are compared with nothing.
+    """
     members: dict[tuple[object, ...], list[PlacedCell]] = {}
     machines: list[tuple[object, ...]] = []
     for run, info in enumerate(infos):
         for cell in info.cells:
+            if cell.is_retired:
+                continue
             machine = tuple((name, repr(value)) for name, value in _place(cell, info))
             if machine not in machines:
                 machines.append(machine)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflash.results.breakdowns import PartSummary
 from dflash.results.measured import Measured, MetricValue
-from dflash.results.records import RunInfo
+from dflash.results.records import Cell, RunInfo
 from dflash.results.server_counters import COMPARED, ServerCounts
 from dflash.results.stats import Interval
 from dflash.results.store import Run
@@ -31,6 +31,21 @@ def json_document(run: Run, summary: RunSummary, exit_code: int) -> dict[str, An
         "exit_code": exit_code,
         "notes": list(run.info.notes),
         "cells": [_cell_document(cell, summary.infos) for cell in summary.cells],
+        "retired_cells": [_retired_document(run, cell) for cell in run.info.cells if cell.is_retired],
+    }
+
+
+def _retired_document(run: Run, cell: Cell) -> dict[str, Any]:
+    """What a run keeps of a cell that another took the place of: no figure, as it is compared with nothing."""
+    return {
+        "cell_id": cell.cell_id,
+        "backend": cell.backend,
+        "arm": cell.arm.name,
+        "block_size": cell.arm.block_size,
+        "dataset": cell.workload.dataset,
+        "concurrency": cell.workload.concurrency,
+        "reason": cell.reason,
+        "num_requests": sum(record.cell_id == cell.cell_id for record in run.records),
     }
 
 

@@ -54,6 +54,8 @@ def cell_end(cell: Cell, progress: str) -> str:
             else "interrupted"
         )
         return f"{why[0].upper()}{why[1:]} after {progress}"
+    if cell.status == "not_run":
+        return f"Not run{f' ({reason})' if reason else ''}, so there are {progress}"
     return f"Not ended after {progress} (its process was killed, or is still at work)"
 
 

@@ -45,7 +45,7 @@ def environment(infos: Sequence[RunInfo]) -> list[str]:
 def settings(infos: Sequence[RunInfo], summary: RunSummary) -> list[str]:
     """What was chosen, what the models really were, then prompts, workloads and arms."""
     chosen = [(escape(info.name), _chosen(info, of_run(summary, place))) for place, info in enumerate(infos)]
-    return [*merged(chosen, "run"), *_workloads(summary.groups), *_arms(summary.groups)]
+    return [*merged(chosen, "run"), *_workloads(summary.groups), *_arms(summary.groups), *_retired(infos)]
 
 
 def commands(infos: Sequence[RunInfo]) -> list[str]:
@@ -154,6 +154,30 @@ def _arms(groups: Sequence[Group]) -> list[str]:
         "Cells:",
         table(cell_header, cell_rows, num_left=len(cell_header)),
     ]
+
+
+def _retired(infos: Sequence[RunInfo]) -> list[str]:
+    """Cells that others took the place of: their requests are kept, and no figure above counts them."""
+    rows = [
+        [
+            escape(cell.workload.dataset),
+            str(cell.workload.concurrency),
+            escape(cell.arm.label),
+            escape(cell.cell_id),
+            escape(cell.reason or ""),
+        ]
+        for info in infos
+        for cell in info.cells
+        if cell.is_retired
+    ]
+    if not rows:
+        return []
+    header = ["data set", "concurrency", "arm", "cell", "why"]
+    about = (
+        "Retired cells, which others took the place of. Their requests are kept, and no figure above counts them; "
+        "the settings that they were begun with bring them back:"
+    )
+    return [about, table(header, rows, num_left=len(header))]
 
 
 def _cells(cells: Sequence[tuple[str, CellSummary]], is_alone: bool) -> tuple[list[str], list[list[str]]]:

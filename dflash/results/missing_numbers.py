@@ -24,6 +24,8 @@ def why_no_speed(cell: Cell, records: Sequence[RequestRecord]) -> str:
         for record in done
     ):
         return "every output ended with its first chunk: there is no decode token"
+    if not cell.is_timed:
+        return "processes shared a device, so no time was kept"
     return "token counts or time stamps were not measured"
 
 
@@ -63,7 +65,7 @@ def why_no_task_score(cell: Cell, records: Sequence[RequestRecord], outcomes: Ou
     """Why task_score is None."""
     if not records:
         return cell.reason or "no request was run"
-    if not request_metrics.completed(records):
+    if not request_metrics.num_completed(records):
         return _nothing_completed(records)
     unscored = unscored_counts(records, outcomes)
     if not unscored and all(record.category == CODE for record in records):

@@ -42,7 +42,7 @@ def check_cell(cell: Cell, records: Sequence[RequestRecord]) -> tuple[Finding, .
         broken(requests, "tokens_do_not_add_up", tokens_checks(cell, requests)),
         broken(requests, "histogram_does_not_add_up", histogram_checks(cell, requests)),
         broken(requests, "acceptance_out_of_range", acceptance_checks(cell, requests)),
-        broken(requests, "stamps_out_of_order", stamps_checks(requests)),
+        broken(requests, "stamps_out_of_order", stamps_checks(requests)) if cell.is_timed else None,
         _repeated_units(requests),
         _cell_status(cell, requests),
         _failed(requests),
@@ -72,7 +72,7 @@ def _repeated_units(requests: RequestTable) -> Finding | None:
 def _cell_status(cell: Cell, requests: RequestTable) -> Finding | None:
     if cell.status == "completed":
         return None
-    num_run = len(requests.prompts[1])
+    num_run = requests.num_prompts
     ended = cell_end(cell, f"{num_run} of {plural(cell.workload.num_prompts, 'prompt')}")
     severity: Severity = "error" if cell.status == "failed" else "warning"
     return Finding(f"cell_{cell.status}", severity, f"{ended}.")

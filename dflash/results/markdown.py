@@ -152,7 +152,7 @@ def _sections(
     add("Averages over data sets", markdown_answer.averages(summary))
     add("Speed", sections.speed, ("speedup.png", "decode_speed.png"))
     add("Block size", markdown_sweep.block_sizes(summary.groups))
-    add("From repeat to repeat", markdown_sweep.repeats if repeated else ())
+    add("Between repeats", markdown_sweep.repeats if repeated else ())
     if servers.groups:
         add("Concurrency", markdown_server.concurrency(servers.groups), ("concurrency.png", "pareto.png"))
         for title, render, words in markdown_server.sections(summary.slo):

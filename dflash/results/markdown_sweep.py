@@ -15,8 +15,8 @@ _SWEEP_WORDS = Explanation(
     f"`speedup / acceptance length`, pooled; decode tok/s where nothing is paired. {FASTEST_MARK}: the fastest."
 )
 _REPEAT_WORDS = Explanation(
-    "Each value is one repeat with all prompts. Mean and 95 % interval between repeats (Student's t) stand beside the "
-    "interval over prompts of the tables above, which does not cover what changes from one repeat to the next."
+    "Each value is one repeat with all prompts. Between-run interval: 95 % of their mean by Student's t. The interval "
+    "over prompts, as in the other tables, does not cover what changes from one repeat to the next."
 )
 
 
@@ -97,5 +97,5 @@ def repeats(group: Group) -> list[str]:
     ]
     if not rows:
         return ["No figure is known of three repeats or more."]
-    header = ["arm", "figure", "mean, between repeats", "pooled, over prompts", "each repeat"]
+    header = ["arm", "figure", "mean [between-run interval]", "pooled [interval over prompts]", "each repeat"]
     return [table(header, rows, num_left=2), _REPEAT_WORDS]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dflash.results import metrics, paired_metrics
-from dflash.results.paired_metrics import Pairing
-from dflash.results.records import Cell, RequestRecord, RunInfo
+from dflash.results.pairing import Pair, Pairing
+from dflash.results.records import RequestRecord, RunInfo
 from dflash.results.stats import Interval, arithmetic_mean
 
 MIN_REPEATS = 3
@@ -46,37 +46,28 @@ def spread_of(values: Sequence[float | None]) -> RepeatSpread | None:
 
 
 def between_repeats(
-    info: RunInfo, cell: Cell, records: Sequence[RequestRecord], pairing: Pairing | None
+    info: RunInfo, records: Sequence[RequestRecord], pairing: Pairing | None
 ) -> Mapping[str, RepeatSpread]:
-    """Speedup, decode speed and acceptance length from repeat to repeat; nothing with fewer than 3 repeats."""
+    """Speedup, decode speed and acceptance length from round to round; nothing with fewer than 3 rounds."""
     repeats = info.config.get("repeats")
     if not isinstance(repeats, int) or repeats < MIN_REPEATS:
         return {}
-    rounds = _num_rounds(info, cell)
-    by_repeat: list[list[RequestRecord]] = [[] for _ in range(repeats)]
+    by_round: list[list[RequestRecord]] = [[] for _ in range(repeats)]
     for record in records:
-        if record.repeat // rounds < repeats:
-            by_repeat[record.repeat // rounds].append(record)
+        if record.round < repeats:
+            by_round[record.round].append(record)
     found = {
-        "speedup": [] if pairing is None else _speedups(pairing, repeats, rounds),
-        "decode_tok_s": [metrics.decode_tok_s(members) for members in by_repeat],
-        "acceptance_length": [metrics.acceptance_length(members) for members in by_repeat],
+        "speedup": [] if pairing is None else _speedups(pairing, repeats),
+        "decode_tok_s": [metrics.decode_tok_s(members) for members in by_round],
+        "acceptance_length": [metrics.acceptance_length(members) for members in by_round],
     }
     spreads = {name: spread_of(values) for name, values in found.items()}
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
-def _speedups(pairing: Pairing, repeats: int, rounds: int) -> list[float | None]:
-    pairs = [
-        tuple(pair for pair in pairing.pairs if pair[1].repeat // rounds == repeat)
-        for repeat in range(repeats)
-    ]
-    return [paired_metrics.speedup(replace(pairing, pairs=members)) for members in pairs]
-
-
-def _num_rounds(info: RunInfo, cell: Cell) -> int:
-    """How often each prompt is used within one repeat: with `--repeat` a small set is gone through several times."""
-    asked = info.config.get("num_prompts")
-    if info.config.get("repeat") is not True or not isinstance(asked, int):
-        return 1
-    return max(1, -(-asked // max(1, cell.workload.num_prompts)))
+def _speedups(pairing: Pairing, repeats: int) -> list[float | None]:
+    pairs: list[list[Pair]] = [[] for _ in range(repeats)]
+    for pair in pairing.pairs:
+        if pair[1].round < repeats:
+            pairs[pair[1].round].append(pair)
+    return [paired_metrics.speedup(replace(pairing, pairs=tuple(members))) for members in pairs]

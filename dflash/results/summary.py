@@ -169,7 +169,7 @@ class _Summariser:
             counts=load.counts,
             agreement_basis=compared.basis,
             text_differences=compared.text_differences,
-            between_repeats=between_repeats(self.infos[placed.run], cell, records, pairing),
+            between_repeats=between_repeats(self.infos[placed.run], records, pairing),
             run=placed.run,
             run_name=self.infos[placed.run].name if cell.arm.label in self.shared_labels else "",
             baseline_run=placed.run if baseline is None else baseline.run,

@@ -21,8 +21,8 @@ def repeated_run(step_ms: tuple[int, ...], **config: object) -> Run:
     records = []
     for repeat, step in enumerate(step_ms):
         for prompt in range(6):
-            records.append(plain_record("b", prompt, 121, 80, repeat=repeat))
-            records.append(drafted_record("a", prompt, ACCEPTED, 3, step, repeat=repeat))
+            records.append(plain_record("b", prompt, 121, 80, repeat=repeat, round=repeat))
+            records.append(drafted_record("a", prompt, ACCEPTED, 3, step, repeat=repeat, round=repeat))
     info = RunInfo("r", "2026-01-01", cells=(baseline, arm), config={"repeats": len(step_ms), **config})
     return replace(made_up_run(), info=info, records=tuple(records))
 
@@ -55,7 +55,7 @@ def test_the_report_and_the_document_have_the_interval_between_repeats():
     run = repeated_run((80, 100, 160))
     summary = summarise_run(run)
     report = render_report(run, summary)
-    body = report.split("## From repeat to repeat\n")[1].split("\n## ")[0]
+    body = report.split("## Between repeats\n")[1].split("\n## ")[0]
     assert "| dflash B=3 | speedup | 1.53 [0.28, 2.78] |" in body
     assert "2.00, 1.60, 1.00" in body
     found = json_document(run, summary, 0)["cells"][1]["between_repeats"]["speedup"]
@@ -65,13 +65,13 @@ def test_the_report_and_the_document_have_the_interval_between_repeats():
 
 def test_two_repeats_have_no_such_section():
     run = repeated_run((80, 100))
-    assert "From repeat to repeat" not in render_report(run, summarise_run(run))
+    assert "Between repeats" not in render_report(run, summarise_run(run))
 
 
 def test_prompts_that_are_used_again_are_no_repeats():
-    """Six prompts for 12 requests: two rounds make one repeat."""
-    run = repeated_run((80, 100, 160, 80, 100, 160), repeats=3, repeat=True, num_prompts=12)
-    cells = tuple(replace(item, workload=replace(item.workload, num_prompts=6)) for item in run.info.cells)
-    arm = summarise_run(replace(run, info=replace(run.info, cells=cells))).cells[1]
-    total_ms = [180, 240, 260]  # of two rounds with a step each
+    """Six prompts for 12 requests: two uses of each prompt make one round."""
+    run = repeated_run((80, 100, 160, 80, 100, 160), repeats=3)
+    records = tuple(replace(record, round=record.repeat // 2) for record in run.records)
+    arm = summarise_run(replace(run, records=records)).cells[1]
+    total_ms = [180, 240, 260]  # of two requests with a step each
     assert arm.between_repeats["speedup"].values == pytest.approx([2 * 2 * 80 / ms for ms in total_ms])

@@ -79,3 +79,9 @@ class RequestError(DFlashError):
     def __init__(self, kind: str, fault: str, mend: str = "") -> None:
         self.kind = kind
         super().__init__(fault, mend)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line: its name where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -13,7 +13,7 @@ from mlx_lm.utils import load_config, load_model
 
 from dflash.draft_checkpoint import check_weights, read_config_json, weight_files
 from dflash.draft_config import DraftConfig, parse_draft_config
-from dflash.errors import DraftError, ModelError, UsageError
+from dflash.errors import DraftError, ModelError, UsageError, first_line
 from dflash.mlx_draft import DFlashDraftModel
 
 TARGET_PATTERNS = ("*.json", "*.safetensors*", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
@@ -238,8 +238,3 @@ def cast(model: Any, dtype: mx.Dtype) -> None:
 
 def _shapes(weights: Mapping[str, mx.array]) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in weights.items()}
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

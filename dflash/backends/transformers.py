@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dflash import quickstart
-from dflash.acceptance import EQUALITY_RULE
 from dflash.backends.base import (
     BackendDescription,
     BackendSettings,
@@ -21,19 +18,24 @@ from dflash.backends.base import (
     Generation,
     GenerationRequest,
 )
-from dflash.backends.chat_template import (
-    find_chat_template,
-    load_tokenizer,
-    reasoning_arguments,
-    render_prompt,
-    stop_token_ids,
+from dflash.backends.chat_template import render_prompt, stop_token_ids
+from dflash.backends.in_process import (
+    check_block_sizes,
+    check_draft,
+    complete_arms,
+    find_draft,
+    find_target,
+    folder_revision,
+    is_quickstart_target,
+    load_checked_tokenizer,
+    make_generation,
+    prompt_ids_of,
 )
 from dflash.backends.memory import PeakMemory
 from dflash.decoded import Decoded, OnTokens
 from dflash.decoding import dflash_generate, plain_generate
-from dflash.draft_checkpoint import find_checkpoint, read_draft_config
-from dflash.draft_config import check_block_size, check_target
-from dflash.errors import DraftError, ModelError, RequestError, UsageError
+from dflash.draft_checkpoint import read_draft_config
+from dflash.errors import ModelError, RequestError, UsageError, first_line
 from dflash.few_rows import use_few_row_products, use_grouped_attention
 from dflash.model import DFlashDraftModel
 from dflash.reachability import local_files_only_if_unreachable
@@ -41,7 +43,6 @@ from dflash.results.records import Arm
 from dflash.target import Target, quiet_transformers
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SAMPLE_BYTES = 1 << 20
 
 
 class TransformersBackend:
@@ -59,20 +60,13 @@ class TransformersBackend:
 
     async def open(self, arms: Sequence[Arm]) -> BackendDescription:
         device = _device(self._settings.device)
-        is_quickstart = self._settings.model in (None, quickstart.QUICKSTART)
+        is_quickstart = is_quickstart_target(self._settings)
         drafts = any(not arm.is_baseline for arm in arms)
-        draft_folder = self._draft_folder(is_quickstart) if drafts else None
+        draft_folder = find_draft(self._settings) if drafts else None
         if draft_folder is not None:  # what is wrong with the draft is said before a large target is loaded
-            draft_config = read_draft_config(draft_folder)
-            for arm in arms:
-                if arm.block_size is not None:
-                    check_block_size(draft_config, arm.block_size, force=self._settings.force_block_size)
-        location = str(quickstart_target()) if is_quickstart else str(self._settings.model)
-        if location.startswith(("/", ".", "~")) and not Path(location).expanduser().is_dir():
-            raise ModelError(
-                f"target {location!r} is no folder", "name a folder with config.json and safetensors"
-            )
-        self._tokenizer = self._load_tokenizer(location)
+            check_block_sizes(read_draft_config(draft_folder), arms, self._settings)
+        location = find_target(self._settings)
+        self._tokenizer = load_checked_tokenizer(location, self._settings)
         model = self._load_target(location, device)
         self._target = Target(model)
         self._stop_token_ids = stop_token_ids(model, self._tokenizer)
@@ -80,22 +74,6 @@ class TransformersBackend:
             self._draft = self._load_draft(draft_folder, self._target)
         changed = self._prepare(model)
         return self._describe(arms, location, draft_folder, is_quickstart, changed)
-
-    def _draft_folder(self, is_quickstart: bool) -> Path:
-        named = self._settings.draft_model
-        if named is None and not is_quickstart:
-            raise UsageError(
-                f"no draft was named for {self._settings.model}", "add --draft-model, or run --arms baseline"
-            )
-        return quickstart.DRAFT_FOLDER if named is None else find_checkpoint(named)
-
-    def _load_tokenizer(self, location: str) -> Any:
-        """The tokenizer; what its chat template does not know is said before a large target is loaded."""
-        tokenizer = load_tokenizer(location, trust_remote_code=self._settings.trust_remote_code)
-        template = find_chat_template(tokenizer)
-        if template is not None:
-            reasoning_arguments(template, self._settings.reasoning)
-        return tokenizer
 
     def _load_target(self, location: str, device: torch.device) -> Any:
         dtype = self._settings.dtype
@@ -112,7 +90,7 @@ class TransformersBackend:
             return model.to(device).eval()
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise ModelError(
-                f"target {location!r} cannot be loaded ({_first_line(error)})",
+                f"target {location!r} cannot be loaded ({first_line(error)})",
                 "name a folder with config.json and safetensors, or an id that the hub knows",
             ) from error
         except (RuntimeError, MemoryError) as error:
@@ -126,18 +104,14 @@ class TransformersBackend:
 
     def _load_draft(self, folder: Path, target: Target) -> DFlashDraftModel:
         config = read_draft_config(folder)
-        check_target(
+        check_draft(
             config,
+            self._settings,
             hidden_size=target.hidden_size,
             vocab_size=target.vocab_size,
             num_layers=len(target.layers),
-            target=self._settings.model or quickstart.TARGET_NAME,
+            stop_token_ids=self._stop_token_ids,
         )
-        if config.mask_token_id in self._stop_token_ids:
-            raise DraftError(
-                f"mask token id {config.mask_token_id} is a stop token of the target",
-                "use the draft of this target",
-            )
         return DFlashDraftModel.from_pretrained(folder, dtype=target.dtype, device=target.device)
 
     def _prepare(self, model: Any) -> dict[str, Any]:
@@ -174,22 +148,9 @@ class TransformersBackend:
             target=quickstart.TARGET_NAME if is_quickstart else location,
             target_revision=revision,
             dtype=str(target.dtype).removeprefix("torch."),
-            arms=tuple(self._complete(arm, draft_folder) for arm in arms),
+            arms=complete_arms(arms, self._settings, draft_folder, self._draft),
             weights_bytes={arm.name: target_bytes + (0 if arm.is_baseline else draft_bytes) for arm in arms},
             environment=environment,
-        )
-
-    def _complete(self, arm: Arm, draft_folder: Path | None) -> Arm:
-        if arm.is_baseline or draft_folder is None or self._draft is None:
-            return arm
-        named = self._settings.draft_model
-        default = quickstart.DEFAULT_BLOCK_SIZE if named is None else self._draft.block_size
-        return replace(
-            arm,
-            block_size=arm.block_size or default,
-            acceptance_rule=EQUALITY_RULE,
-            draft=named or "quickstart-dflash",
-            draft_revision=folder_revision(draft_folder),
         )
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -217,7 +178,7 @@ class TransformersBackend:
                 "use a shorter prompt, fewer --max-new-tokens, or a smaller model",
             ) from error
         peak_memory_bytes = memory.peak_bytes()
-        return _generation(decoded, self.detokenise(decoded.output_ids), peak_memory_bytes)
+        return make_generation(decoded, self.detokenise(decoded.output_ids), peak_memory_bytes)
 
     def detokenise(self, token_ids: Sequence[int]) -> str:
         """The text of output ids, special tokens left out."""
@@ -258,19 +219,8 @@ class TransformersBackend:
         return decoded
 
     def _prompt_ids(self, request: GenerationRequest) -> tuple[int, ...]:
-        if not any(message.content.strip() for message in request.messages if message.role == "user"):
-            raise RequestError("empty_prompt", "the prompt is empty", "give a prompt with text")
-        ids = render_prompt(self._tokenizer, request.messages, request.reasoning)
-        if not ids:
-            raise RequestError("empty_prompt", "the prompt has no token", "give a prompt with text")
         limit = getattr(self._opened().config, "max_position_embeddings", None)
-        if limit is not None and len(ids) + request.max_new_tokens > limit:
-            raise RequestError(
-                "prompt_too_long",
-                f"a prompt of {len(ids)} tokens and {request.max_new_tokens} new ones exceed the context of {limit}",
-                "use a shorter prompt or fewer --max-new-tokens",
-            )
-        return ids
+        return prompt_ids_of(self._tokenizer, request, limit)
 
     async def logit_gap(self, request: GenerationRequest, prefix_ids: Sequence[int]) -> float | None:
         target = self._opened()
@@ -292,30 +242,10 @@ class TransformersBackend:
         return self._target
 
 
-def quickstart_target() -> Path:
-    """The quickstart target's folder, built at the first use."""
-    from dflash.quickstart.target import ensure_target
-
-    return ensure_target()
-
-
 def model_revision(location: str, model: Any) -> str:
     """The hub's commit of a target, or the revision of a local folder."""
     commit = getattr(model.config, "_commit_hash", None)
     return str(commit) if commit else folder_revision(Path(location))
-
-
-def folder_revision(folder: Path) -> str:
-    """A digest that tells checkpoints apart without reading all of them: names, sizes, and both ends of each file."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*config.json")):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}:".encode())
-        with path.open("rb") as stream:
-            digest.update(stream.read(SAMPLE_BYTES))
-            stream.seek(max(0, size - SAMPLE_BYTES))
-            digest.update(stream.read(SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
 
 
 def _device(name: str | None) -> torch.device:
@@ -340,39 +270,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
-
-
 def _num_bytes(module: torch.nn.Module) -> int:
     """Bytes of all parameters; shared ones count once."""
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-
-
-def _generation(decoded: Decoded, text: str, peak_memory_bytes: int | None) -> Generation:
-    drafted = decoded.block_size is not None
-    return Generation(
-        sent_ns=decoded.sent_ns,
-        first_ns=decoded.first_ns,
-        last_ns=decoded.last_ns,
-        finish_reason=decoded.finish_reason,
-        num_prompt_tokens=len(decoded.prompt_ids),
-        num_output_tokens=len(decoded.output_ids),
-        num_first_chunk_tokens=1,
-        num_decode_steps=decoded.num_decode_steps,
-        num_verify_steps=decoded.num_decode_steps if drafted else 0,
-        num_draft_tokens=decoded.num_draft_tokens,
-        num_accepted_tokens=decoded.num_accepted_tokens,
-        acceptance_histogram=decoded.acceptance_histogram if drafted else None,
-        acceptance_histogram_untrimmed=decoded.acceptance_histogram_untrimmed if drafted else None,
-        draft_ns=decoded.draft_ns,
-        verify_ns=decoded.verify_ns,
-        peak_memory_bytes=peak_memory_bytes,
-        prompt_ids=decoded.prompt_ids,
-        output_ids=decoded.output_ids,
-        text=text,
-        chunk_gaps_ns=decoded.step_gaps_ns,
-        chunk_num_tokens=(1, *decoded.step_num_tokens),
-        step_num_accepted=decoded.step_num_accepted if drafted else None,
-    )

@@ -24,7 +24,8 @@ from transformers import AutoTokenizer
 from dflash.backends import transformers as backend_module
 from dflash.backends.base import BackendSettings, Generation, GenerationRequest, Message, Sampling
 from dflash.backends.chat_template import reasoning_arguments, render_prompt, stop_token_ids
-from dflash.backends.transformers import TransformersBackend, folder_revision
+from dflash.backends.in_process import folder_revision
+from dflash.backends.transformers import TransformersBackend
 from dflash.errors import DFlashError, DraftError, ModelError, RequestError, UsageError
 from dflash.results.records import BASELINE, Arm, Cell, RequestRecord, Workload
 from dflash.results.verify import acceptance_fault, histogram_fault, stamps_fault, tokens_fault

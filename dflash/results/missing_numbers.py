@@ -37,6 +37,8 @@ def why_no_speedup(cell: Cell, pairing: Pairing | None, refused: str = "") -> st
     """
     if cell.arm.is_baseline:
         return "this is the baseline"
+    if not cell.is_timed:
+        return "processes shared a device, so no time was kept"
     if pairing is None and refused:
         return f"no baseline arm in its run, and {refused}"
     if pairing is None:

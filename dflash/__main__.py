@@ -14,6 +14,7 @@ from dflash.errors import EXIT_DONE, UsageError
 VERBS = {
     "benchmark": "run the same prompts through plain decoding and through drafting, and report",
     "report": "render stored runs again",
+    "compare": "gate a run against a base run, with a verdict and a reason",
     "generate": "answer one prompt, and say how fast",
     "data": "list, fetch and verify data sets; show their prompts",
 }

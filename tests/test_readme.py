@@ -159,7 +159,7 @@ def test_links_lead_somewhere(name):
             assert not anchor or anchor in anchors(page(path or name)), link
 
 
-@pytest.mark.parametrize("code", [0, 2, 3, 4, 70, 130])
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 5, 70, 130])
 def test_every_exit_code_is_explained(code):
     assert re.search(rf"^\| {code} \| \w", page("README.md"), re.MULTILINE)
 

@@ -1,0 +1,149 @@
+"""Runs in which nothing changed (A/A) -> what the gates make of them, and how the quantities vary here. Pure.
+
+Every run is compared with every other, both ways round, as if it were a change. A verdict `worse` is a false alarm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+
+from dflash.errors import UsageError
+from dflash.gate.calibrated import Calibration, CellSpread, cell_key
+from dflash.gate.comparison import GatedRun, Rules, compare_runs
+from dflash.gate.estimates import repeats_agree, rows_by_prompt, squares_about_mean
+from dflash.gate.fingerprint import machine_fingerprint
+from dflash.gate.pairing import slot_of
+from dflash.gate.quantities import QUANTITIES, Quantity
+from dflash.gate.records import CellPair, Comparison, Gate, Verdict
+from dflash.gate.sides import Side, whole_turns
+from dflash.results.records import Cell
+from dflash.results.stats import percentile
+
+FOUND_SHARE = 0.95  # the smallest effect that is seen: found in this share of the pairs
+
+
+@dataclass(frozen=True, slots=True)
+class GateCalibration:
+    """One gate at one cell, over all ordered pairs of runs."""
+
+    gate: Gate
+    pair: CellPair
+    verdicts: Mapping[Verdict, int]
+    smallest_effect: (
+        float | None
+    )  # relative, in the direction of harm; None: limits, and what could not be compared
+    reason: str | None = None  # of the first pair that could not be compared
+
+    @property
+    def num_pairs(self) -> int:
+        return sum(self.verdicts.values())
+
+    @property
+    def num_false_alarms(self) -> int:
+        return self.verdicts.get("worse", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationReport:
+    """What a calibration prints and keeps."""
+
+    calibration: Calibration
+    gates: tuple[GateCalibration, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def calibrate(runs: Sequence[GatedRun], rules: Rules) -> CalibrationReport:
+    """Compare every run with every other under the gates, and measure how each quantity varies.
+
+    Raises:
+        UsageError: fewer than two runs, or one run twice.
+    """
+    if len(runs) < 2:
+        raise UsageError(f"--calibrate got {len(runs)} run", "give two or more runs in which nothing changed")
+    if len({id(run.info) for run in runs}) < len(runs):
+        raise UsageError("--calibrate got the same run twice", "give runs that were made one after the other")
+    found: dict[tuple[str, tuple[object, ...]], list[Comparison]] = {}
+    for base, new in permutations(runs, 2):
+        for comparison in compare_runs(base, new, rules).comparisons:
+            found.setdefault((comparison.gate.text, slot_of(comparison.pair.cell)), []).append(comparison)
+    gates = tuple(_gate_calibration(comparisons) for comparisons in found.values())
+    calibration = Calibration(
+        tuple(_spreads(runs)),
+        machine_fingerprint(runs[0].info.environment),
+        tuple(run.info.name for run in runs),
+    )
+    notes = []
+    if len(runs) < 3:
+        notes.append("two runs tell little of the spread between runs; it is kept from three runs on")
+    return CalibrationReport(calibration, gates, tuple(notes))
+
+
+def smallest_effects(comparisons: Sequence[Comparison]) -> list[float]:
+    """Of each comparison the change (a logarithm, towards harm) that would just have made it `worse`.
+
+    With an estimate e of harm, half of the interval w and a minimum effect m, adding d makes it worse where
+    e + d > max(w, m); where the interval covers prompts alone, where e + d - w > m.
+    """
+    effects = []
+    for item in comparisons:
+        if item.relative is None or item.low is None or item.high is None or item.relative <= -1:
+            continue
+        quantity, least = QUANTITIES[item.gate.quantity], item.gate.minimum_effect
+        harm = math.log1p(item.relative) * (1 if quantity.worse == "higher" else -1)
+        width = (math.log1p(item.high) - math.log1p(item.low)) / 2
+        alone = quantity.is_time and item.basis == "prompts"
+        effects.append((least + width if alone else max(width, least)) - harm)
+    return effects
+
+
+def _gate_calibration(comparisons: Sequence[Comparison]) -> GateCalibration:
+    first = comparisons[0]
+    smallest = percentile(smallest_effects(comparisons), 100 * FOUND_SHARE)
+    reason = next((item.reason for item in comparisons if item.verdict == "incomparable"), None)
+    verdicts = Counter(item.verdict for item in comparisons)
+    is_higher = QUANTITIES[first.gate.quantity].worse == "higher"
+    effect = (
+        None if smallest is None or first.gate.is_limit else math.expm1(smallest if is_higher else -smallest)
+    )
+    return GateCalibration(first.gate, first.pair, dict(verdicts), effect, reason)
+
+
+def _spreads(runs: Sequence[GatedRun]) -> list[CellSpread]:
+    """Every quantity of every cell that all runs have, with equally many repeats."""
+    spreads = []
+    for cell in runs[0].info.cells:
+        sides = [side for run in runs for side in (_side_of(run, cell),) if side is not None]
+        numbers = {len(side.repeats) for side in sides}
+        if len(sides) < len(runs) or len(numbers) != 1:
+            continue
+        for quantity in QUANTITIES.values():
+            spread = _spread(cell, quantity, sides, numbers.copy().pop())
+            if spread is not None:
+                spreads.append(spread)
+    return spreads
+
+
+def _side_of(run: GatedRun, cell: Cell) -> Side | None:
+    key = cell_key(cell)
+    return next((run.sides.get(other.cell_id) for other in run.info.cells if cell_key(other) == key), None)
+
+
+def _spread(cell: Cell, quantity: Quantity, sides: Sequence[Side], num_repeats: int) -> CellSpread | None:
+    if quantity.over_all:
+        return None
+    turns = set.intersection(*(whole_turns(side, quantity.is_paired) for side in sides))
+    cut = [side.of_turns(turns) for side in sides]
+    values = [quantity.value(side) for side in cut]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    rows = [rows_by_prompt(quantity, side) for side in cut]
+    same = not quantity.is_time and all(one == rows[0] for one in rows)
+    is_deterministic = same and bool(rows[0]) and (num_repeats == 1 or repeats_agree(rows[0]))
+    logs = [math.log(value) for value in known if value > 0]
+    variance = squares_about_mean(logs) / (len(logs) - 1) if len(logs) == len(known) else None
+    return CellSpread(cell_key(cell), quantity.name, len(sides), num_repeats, variance, is_deterministic)

@@ -1,0 +1,305 @@
+"""Two runs, or two sets of records, under gates -> everything that is said about them. Pure.
+
+Every gate is tried at every pair of cells that it names. All comparisons that rest on an interval are one family: they
+are corrected for multiplicity together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dflash.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, EXIT_WORSE
+from dflash.gate.calibrated import Calibration
+from dflash.gate.estimates import estimate, estimate_value
+from dflash.gate.factors import split_speed
+from dflash.gate.judge import LEVEL, Judged, holm_levels, judge_change, judge_limit, p_value
+from dflash.gate.pairing import allow_fields, pair_cells, with_prompt_tokens
+from dflash.gate.quantities import OUTPUTS_UNCHANGED, QUANTITIES, Quantity
+from dflash.gate.records import (
+    CellPair,
+    Change,
+    Comparison,
+    FieldDifference,
+    Gate,
+    GateReport,
+    SpeedSplit,
+)
+from dflash.gate.sides import Side, sides_of
+from dflash.gate.words import value_of
+from dflash.results.paired_metrics import agreement, pair_units
+from dflash.results.records import Cell, RunInfo
+from dflash.results.summary import RunSummary
+
+_NOTHING = Side.empty()
+_SPEEDS = ("speedup", "decode_tok_s", "tpot_s")  # what acceptance length and step time make up
+
+
+@dataclass(frozen=True, slots=True)
+class GatedRun:
+    """A run as it is compared."""
+
+    info: RunInfo
+    sides: Mapping[str, Side]  # by cell id
+
+    @classmethod
+    def of(cls, info: RunInfo, summary: RunSummary) -> GatedRun:
+        return cls(info, sides_of(summary))
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a comparison is held to."""
+
+    gates: tuple[Gate, ...]
+    allow: tuple[str, ...] = ()
+    strict: bool = False
+    calibration: Calibration = field(default_factory=Calibration)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One gate at one pair of cells, before it is judged."""
+
+    gate: Gate
+    pair: CellPair
+    refusal: str | None = None
+    change: Change | None = None
+    value: float | None = None  # of a limit
+    p_value: float | None = None
+
+
+def compare_runs(base: GatedRun, new: GatedRun, rules: Rules) -> GateReport:
+    """Every gate at every pair of cells, with its verdict.
+
+    Raises:
+        UsageError: an allowed field that there is none of.
+    """
+    pairs = allow_fields(_with_tokens(pair_cells(base.info, new.info), base, new), rules.allow)
+    trials = [
+        trial
+        for pair in pairs
+        for gate in rules.gates
+        if _is_meant(gate, pair.cell)
+        for trial in (_try(gate, pair, base, new, rules.calibration),)
+        if trial is not None
+    ]
+    tried = {id(trial.gate) for trial in trials}
+    unused = [gate for gate in rules.gates if id(gate) not in tried and not gate.is_default]
+    judged, num_tested = _judge(trials)
+    splits = tuple(
+        split
+        for pair in pairs
+        if pair.base is not None and pair.new is not None and not pair.refused(is_time=True)
+        for split in (split_speed(pair, base.sides[pair.base.cell_id], new.sides[pair.new.cell_id]),)
+        if split is not None
+    )
+    comparisons = tuple(_with_factors(comparison, splits) for comparison in judged)
+    report = GateReport(
+        base.info.name,
+        new.info.name,
+        comparisons,
+        splits,
+        pairs,
+        _notes(pairs, unused, comparisons),
+        num_tested,
+        rules.strict,
+    )
+    return replace(report, exit_code=_exit_code(report, unused))
+
+
+def _with_tokens(pairs: Sequence[CellPair], base: GatedRun, new: GatedRun) -> list[CellPair]:
+    return [
+        pair
+        if pair.base is None or pair.new is None
+        else with_prompt_tokens(
+            pair, base.sides.get(pair.base.cell_id, _NOTHING), new.sides.get(pair.new.cell_id, _NOTHING)
+        )
+        for pair in pairs
+    ]
+
+
+def _is_meant(gate: Gate, cell: Cell) -> bool:
+    of_cell = {
+        "dataset": cell.workload.dataset,
+        "arm": cell.arm.name,
+        "block_size": cell.arm.block_size,
+        "concurrency": cell.workload.concurrency,
+        "backend": cell.backend,
+    }
+    return all(of_cell[name] == value for name, value in gate.only.items())
+
+
+def _try(
+    gate: Gate, pair: CellPair, base: GatedRun, new: GatedRun, calibration: Calibration
+) -> _Trial | None:
+    """None: the quantity has no meaning for this cell, or nothing is there to compare with."""
+    quantity = QUANTITIES[gate.quantity]
+    if not _applies(quantity, pair.cell) or pair.base is None:
+        return None
+    if pair.new is None:
+        return _Trial(gate, pair, "the new run lacks this cell")
+    sides = base.sides.get(pair.base.cell_id, _NOTHING), new.sides.get(pair.new.cell_id, _NOTHING)
+    refused = pair.refused(quantity.is_time)
+    if refused:
+        return _Trial(gate, pair, _refusal(refused))
+    if quantity.is_time and not (pair.base.is_timed and pair.new.is_timed):
+        return _Trial(gate, pair, "no time was kept, because processes shared a device")
+    if gate.is_limit:
+        return _try_limit(gate, pair, quantity, sides)
+    change = estimate(
+        quantity,
+        *sides,
+        is_deterministic=calibration.is_deterministic(pair.new, quantity.name),
+        calibrated=calibration.spread(pair.new, quantity.name, len(sides[1].repeats)),
+    )
+    if change is not None:
+        return _Trial(gate, pair, change=change, p_value=p_value(change))
+    values = [quantity.value(side) for side in sides]
+    if values == [None, None] and quantity.is_paired:
+        return None  # neither run has a baseline to pair with
+    return _Trial(gate, pair, _not_measured(quantity, values))
+
+
+def _try_limit(gate: Gate, pair: CellPair, quantity: Quantity, sides: tuple[Side, Side]) -> _Trial | None:
+    if quantity.name == OUTPUTS_UNCHANGED:
+        value = agreement(pair_units(sides[0].records, sides[1].records))
+        refusal = None if value is not None else "no output of the new run can be compared with the base's"
+        return _Trial(gate, pair, refusal, value=value)
+    value = quantity.value(sides[1])
+    if value is None:
+        if quantity.is_paired and quantity.value(sides[0]) is None:
+            return None
+        return _Trial(gate, pair, f"{quantity.name} was not measured in the new run")
+    change = estimate_value(quantity, sides[1]) if quantity.is_time else None
+    return _Trial(gate, pair, value=value, change=change)
+
+
+def _applies(quantity: Quantity, cell: Cell) -> bool:
+    """A baseline has no speedup over itself, and accepts nothing; sampled outputs are not compared."""
+    if cell.arm.is_baseline and (quantity.is_paired or quantity.is_of_drafts):
+        return False
+    return cell.workload.temperature == 0 or not quantity.greedy_only
+
+
+def _judge(trials: Sequence[_Trial]) -> tuple[tuple[Comparison, ...], int]:
+    tested = [place for place, trial in enumerate(trials) if trial.p_value is not None]
+    levels = holm_levels([trials[place].p_value or 0.0 for place in tested])
+    level_of = dict(zip(tested, levels, strict=True))
+    comparisons = tuple(
+        _comparison(trial, 1 - level_of.get(place, LEVEL)) for place, trial in enumerate(trials)
+    )
+    return comparisons, len(tested)
+
+
+def _comparison(trial: _Trial, confidence: float) -> Comparison:
+    gate, quantity, change = trial.gate, QUANTITIES[trial.gate.quantity], trial.change
+    if trial.refusal is not None:
+        return Comparison(gate, trial.pair, "incomparable", trial.refusal)
+    if gate.is_limit:
+        assert trial.value is not None
+        judged = judge_limit(gate, quantity, trial.value, change, confidence)
+        return _filled(
+            Comparison(gate, trial.pair, judged.verdict, judged.reason, new=trial.value), judged, change
+        )
+    assert change is not None
+    judged = judge_change(gate, quantity, change, confidence)
+    comparison = Comparison(
+        gate,
+        trial.pair,
+        judged.verdict,
+        judged.reason,
+        base=change.base,
+        new=change.new,
+        relative=change.relative,
+        confidence=None if change.basis == "exact" else confidence,
+        p_value=trial.p_value,
+    )
+    return _filled(comparison, judged, change)
+
+
+def _with_factors(comparison: Comparison, splits: Sequence[SpeedSplit]) -> Comparison:
+    """A speed that changed, with the factor that it is due to."""
+    if comparison.verdict not in ("worse", "better") or comparison.gate.quantity not in _SPEEDS:
+        return comparison
+    split = next((split for split in splits if split.pair is comparison.pair), None)
+    if split is None or split.acceptance_length is None:
+        return comparison
+    return replace(comparison, reason=f"{comparison.reason}; {split.sentence}")
+
+
+def _filled(comparison: Comparison, judged: Judged, change: Change | None) -> Comparison:
+    comparison = replace(comparison, low=judged.low, high=judged.high, needed=judged.needed)
+    if change is None:
+        return comparison
+    return replace(
+        comparison,
+        basis=change.basis,
+        num_prompts=change.num_prompts,
+        num_base_repeats=change.num_base_repeats,
+        num_new_repeats=change.num_new_repeats,
+        num_left_out=change.num_left_out,
+    )
+
+
+def _refusal(differences: Sequence[FieldDifference]) -> str:
+    first = differences[0]
+    more = f" and {len(differences) - 1} more fields" if len(differences) > 1 else ""
+    return (
+        f"{first.field} differs: {_shown(first.base)} in the base, {_shown(first.new)} in the new run{more} "
+        f"(--allow {first.field} compares all the same)"
+    )
+
+
+def _shown(value: object) -> str:
+    return "not known" if value is None else repr(value) if isinstance(value, str) else str(value)
+
+
+def _not_measured(quantity: Quantity, values: Sequence[float | None]) -> str:
+    if None not in values:
+        return f"{quantity.name} is 0 in the base: there is no relative change of it, gate it by a limit"
+    where = [name for name, value in zip(("base", "new run"), values, strict=True) if value is None]
+    shown = [value_of(quantity.name, value) for value in values if value is not None]
+    other = f" (it is {shown[0]} in the other)" if shown else ""
+    return f"{quantity.name} was not measured in the {' and the '.join(where)}{other}"
+
+
+def _notes(
+    pairs: Sequence[CellPair], unused: Sequence[Gate], comparisons: Sequence[Comparison]
+) -> tuple[str, ...]:
+    notes = [f"gate {gate.text}: no cell has this quantity" for gate in unused]
+    new_cells = [
+        pair.cell.arm.label + " on " + pair.cell.workload.dataset for pair in pairs if pair.base is None
+    ]
+    if new_cells:
+        notes.append(f"only in the new run, compared with nothing: {', '.join(new_cells)}")
+    listed = {
+        item.field: f"{item.field}: {_shown(item.base)} in the base, {_shown(item.new)} in the new run"
+        for pair in pairs
+        for item in pair.differences
+        if item.scope == "listed"
+    }
+    allowed = {
+        item.field: f"let pass by --allow: {item.field}: {_shown(item.base)} in the base, {_shown(item.new)} in the "
+        "new run"
+        for pair in pairs
+        for item in pair.differences
+        if item.is_allowed
+    }
+    left_out = {
+        f"{comparison.num_left_out} turns of {comparison.pair.cell.arm.label} on "
+        f"{comparison.pair.cell.workload.dataset} are left out: they did not complete in every repeat of both runs"
+        for comparison in comparisons
+        if comparison.num_left_out
+    }
+    return (*notes, *allowed.values(), *sorted(left_out), *listed.values())
+
+
+def _exit_code(report: GateReport, unused: Sequence[Gate]) -> int:
+    """1: worse, or not to be told and `strict`. 5: nothing compared, or a gated cell is incomparable."""
+    found = {comparison.verdict for comparison in report.comparisons}
+    if "worse" in found or (report.strict and "inconclusive" in found):
+        return EXIT_WORSE
+    if not found or "incomparable" in found or unused:
+        return EXIT_NOT_COMPARABLE
+    return EXIT_DONE

@@ -1,0 +1,97 @@
+"""A change of decode speed as a product: decode speed = acceptance length / step time. Pure.
+
+What the acceptance length lost is the draft's doing, what the step time gained is the engine's. (The two make up the
+speed exactly where the first chunk holds one token; see METHODOLOGY.md.)
+"""
+
+from __future__ import annotations
+
+import math
+
+from dflash.gate.estimates import estimate
+from dflash.gate.intervals import half_width
+from dflash.gate.quantities import QUANTITIES
+from dflash.gate.records import CellPair, Change, Factor, SpeedSplit
+from dflash.gate.sides import Side
+from dflash.gate.words import signed_percent
+from dflash.results.pairing import pairs_of
+from dflash.results.stats import CONFIDENCE
+
+
+def split_speed(pair: CellPair, base: Side, new: Side) -> SpeedSplit | None:
+    """The change of decode speed of a cell and its two factors; None where there is no decode speed to compare."""
+    speed = _factor(base, new, "decode_tok_s")
+    if speed is None:
+        return None
+    is_baseline = pair.cell.arm.is_baseline
+    acceptance = None if is_baseline else _factor(base, new, "acceptance_length")
+    step = _factor(base, new, "decode_step_s")
+    baselines = _baseline_of(base), _baseline_of(new)
+    baseline = (
+        _factor(baselines[0], baselines[1], "tpot_s")
+        if baselines[0] is not None and baselines[1] is not None
+        else None
+    )
+    sentence = _sentence(speed, acceptance, step, baseline, is_baseline=is_baseline)
+    return SpeedSplit(pair, speed, acceptance, step, baseline, sentence)
+
+
+def _baseline_of(side: Side) -> Side | None:
+    return None if side.pairing is None else Side(pairs_of(side.pairing.pairs).baseline)
+
+
+def _factor(base: Side, new: Side, name: str) -> Factor | None:
+    change = estimate(QUANTITIES[name], base, new)
+    if change is None or not math.isfinite(change.log_ratio):
+        return None
+    if change.basis == "exact":
+        return Factor(change.relative, change.relative, change.relative)
+    if not _has_interval(change):
+        return Factor(change.relative, None, None)
+    width = half_width(change.spread, CONFIDENCE)
+    low, high = math.expm1(change.log_ratio - width), math.expm1(change.log_ratio + width)
+    return Factor(change.relative, low, high)
+
+
+def _has_interval(change: Change) -> bool:
+    return change.spread.variance > 0
+
+
+def _sentence(
+    speed: Factor,
+    acceptance: Factor | None,
+    step: Factor | None,
+    baseline: Factor | None,
+    *,
+    is_baseline: bool,
+) -> str:
+    known = [factor for factor in (speed, acceptance, step, baseline) if factor is not None]
+    if all(factor.relative == 0 for factor in known):
+        return "decode speed unchanged"
+    whole = f"decode speed {signed_percent(speed.relative)}"
+    if is_baseline or acceptance is None or step is None:
+        return f"{whole}{'' if is_baseline else ': steps were not counted, so it cannot be split'}"
+    parts = [
+        f"acceptance length {signed_percent(acceptance.relative)}{_meaning(acceptance, 'the draft', False)}",
+        f"step time {signed_percent(step.relative)}{_meaning(step, 'the engine', True)}",
+    ]
+    text = f"{whole} = {' and '.join(parts)}"
+    if baseline is not None and _is_clear(baseline):
+        faster = "faster" if baseline.relative < 0 else "slower"
+        text += f"; the baseline's TPOT changed by {signed_percent(baseline.relative)}: plain decoding got {faster}"
+    return text
+
+
+def _meaning(factor: Factor, who: str, is_time: bool) -> str:
+    if not _is_clear(factor):
+        return " (no clear change)"
+    if is_time:
+        return f" ({who} got {'slower' if factor.relative > 0 else 'faster'})"
+    return f" ({who} got {'better' if factor.relative > 0 else 'worse'})"
+
+
+def _is_clear(factor: Factor) -> bool:
+    """Whether the interval excludes no change."""
+    if factor.low is None or factor.high is None:
+        return False
+    return factor.low > 0 or factor.high < 0

@@ -1,0 +1,101 @@
+"""One cell of one run, as the gate reads it, cut down to what both runs completed. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy
+
+from dflash.results.columns import Mask, RequestTable, table_of
+from dflash.results.pairing import Pairing, pairs_of
+from dflash.results.summary import RunSummary
+
+Turn = tuple[str, int]  # prompt, turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """The requests of a cell, and its pairs with the baseline of its own run."""
+
+    records: RequestTable
+    pairing: Pairing | None = None  # None: the baseline itself, or a run without one
+
+    @classmethod
+    def empty(cls) -> Side:
+        return cls(RequestTable(()))
+
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        return tuple(sorted(set(self.records.integers("repeat").values.tolist())))
+
+    def of_repeat(self, repeat: int) -> Side:
+        """What belongs to one repeat."""
+        return self._restricted(lambda table: table.integers("repeat").values == repeat)
+
+    def of_turns(self, turns: set[Turn]) -> Side:
+        """What belongs to these turns."""
+        return self._restricted(lambda table: _mask([turn in turns for turn in _turns(table)]))
+
+    def of_prompts(self, prompt_ids: set[str]) -> Side:
+        """What belongs to these prompts."""
+        return self._restricted(
+            lambda table: _mask([name in prompt_ids for name in table.texts("prompt_id").tolist()])
+        )
+
+    def _restricted(self, keep: Callable[[RequestTable], Mask]) -> Side:
+        records = self.records.take(keep(self.records))
+        if self.pairing is None:
+            return Side(records)
+        pairs, completed = pairs_of(self.pairing.pairs), pairs_of(self.pairing.completed_pairs)
+        pairing = replace(
+            self.pairing,
+            pairs=pairs.take(keep(pairs.arm)),
+            completed_pairs=completed.take(keep(completed.arm)),
+        )
+        return Side(records, pairing)
+
+
+def sides_of(summary: RunSummary) -> dict[str, Side]:
+    """Every cell's side, by cell id."""
+    return {cell.cell.cell_id: Side(table_of(cell.records), cell.pairing) for cell in summary.cells}
+
+
+def common_turns(base: Side, new: Side, *, paired: bool = False) -> tuple[set[Turn], int]:
+    """The turns that completed in every repeat of both runs, and how many did not.
+
+    Args:
+        paired: only those that were also completed by the run's own baseline in every repeat.
+    """
+    whole = whole_turns(base, paired) & whole_turns(new, paired)
+    seen = {*_turns(base.records), *_turns(new.records)}
+    return whole, len(seen - whole)
+
+
+def first_unlike_prompt(base: Side, new: Side) -> tuple[Turn, str, str] | None:
+    """The first turn of which the two runs rendered other prompt tokens, with both digests."""
+    digests = dict(zip(_turns(base.records), base.records.texts("prompt_digest").tolist(), strict=True))
+    for turn, digest in zip(_turns(new.records), new.records.texts("prompt_digest").tolist(), strict=True):
+        known = digests.get(turn)
+        if known is not None and digest is not None and known != digest:
+            return turn, known, digest
+    return None
+
+
+def whole_turns(side: Side, paired: bool) -> set[Turn]:
+    """The turns that completed in every repeat of a run; `paired`: by its baseline too."""
+    if paired:
+        table = pairs_of(side.pairing.completed_pairs if side.pairing is not None else ()).arm
+    else:
+        table = side.records.take(side.records.completed)
+    num_repeats = len(side.repeats)
+    return {turn for turn, count in Counter(_turns(table)).items() if count == num_repeats}
+
+
+def _turns(table: RequestTable) -> list[Turn]:
+    return list(zip(table.texts("prompt_id").tolist(), table.integers("turn").values.tolist(), strict=True))
+
+
+def _mask(values: list[bool]) -> Mask:
+    return numpy.array(values, dtype=bool)

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import attrgetter
 
 from dflash.backends.base import Backend, Generation, GenerationRequest, Message, Sampling
 from dflash.command_line import one_line
@@ -21,7 +23,9 @@ from dflash.reasoning import strip_reasoning
 from dflash.results.records import Cell, ChunkRecord, DifferenceRecord, OutputRecord, RequestRecord
 
 WARMUP_MAX_NEW_TOKENS = 32
-_COPIED = {item.name for item in fields(RequestRecord)} & {item.name for item in fields(Generation)}
+_COPIED = sorted({item.name for item in fields(RequestRecord)} & {item.name for item in fields(Generation)})
+_copied_values = attrgetter(*_COPIED)
+_encode_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ class Asker:
 
     def _record_answer(self, cell: Cell, place: Place, generation: Generation) -> None:
         ids, text = generation.output_ids, generation.text
-        copied = {name: getattr(generation, name) for name in _COPIED}
+        copied = dict(zip(_COPIED, _copied_values(generation), strict=True))
         output_digest = (
             digest_of_ids(ids) if ids is not None else None if text is None else digest_of_text(text)
         )
@@ -209,9 +213,10 @@ def request_id_of(cell: Cell, place: Place) -> str:
     return f"{place.prompt.prompt_id}:{place.turn}:{place.repeat}:{cell.arm.label}"
 
 
+@lru_cache(maxsize=64)  # the same in every arm
 def request_seed(seed: int, prompt_id: str, turn: int, repeat: int) -> int:
     """A seed from 0 to 2^63 - 1 that depends on nothing else: no arm, no order, nothing that ran before."""
-    text = json.dumps([seed, prompt_id, turn, repeat], ensure_ascii=False)
+    text = _encode_json([seed, prompt_id, turn, repeat])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

@@ -99,6 +99,8 @@ class InterleavedRunner:
                 messages = (*history, Message("user", text))
                 answers[arm_index] = await self._asker.ask(group.cells[arm_index], place, messages)
             turns.append(answers)
+            if turn + 1 == len(prompt.turns):
+                break
             # all arms see the same prompts: the baseline's answers; without a baseline each follows its own
             sources = [answers[0]] * len(answers) if group.has_baseline else answers
             histories = [_history_after(source) for source in sources]

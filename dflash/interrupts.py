@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -28,6 +27,7 @@ class Interrupts:
         self._num_shields = 0  # they may be nested
         self._pending = False
         self._before: dict[signal.Signals, Any] = {}
+        self._shield = _Shield(self)  # one for all: it is entered for every record
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -40,18 +40,15 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    @contextmanager
-    def shield(self) -> Iterator[None]:
+    def shield(self) -> AbstractContextManager[None]:
         """Hold a first signal back until what is inside (writing a record) is whole."""
-        self._num_shields += 1
-        try:
-            yield
-        except BaseException:  # the run ends by this error: the signal adds nothing
+        return self._shield
+
+    def _leave_shield(self, failed: bool) -> None:
+        self._num_shields -= 1
+        if failed:  # the run ends by this error: the signal adds nothing
             self._pending = False
-            raise
-        finally:
-            self._num_shields -= 1
-        if self._pending and not self._num_shields:
+        elif self._pending and not self._num_shields:
             self._pending = False
             raise KeyboardInterrupt(self.received)
 
@@ -64,3 +61,16 @@ class Interrupts:
             self._pending = True
         else:
             raise KeyboardInterrupt(self.received)
+
+
+class _Shield(AbstractContextManager[None]):
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+
+    def __enter__(self) -> None:
+        self._interrupts._num_shields += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._interrupts._leave_shield(kind is not None)

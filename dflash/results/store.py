@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 
 from dflash.errors import UsageError
 from dflash.results.atomic_file import write_file
-from dflash.results.line_format import decode_info, decode_line, encode_info, encode_line
+from dflash.results.line_format import decode_fields, decode_info, decode_line, encode_info, encode_line
 from dflash.results.records import (
     AnswerRecord,
     ChunkRecord,
@@ -71,7 +71,7 @@ class Run:
 
     folder: Path
     info: RunInfo
-    records: tuple[RequestRecord, ...]  # of the last attempt at each unit, in the order in which they came
+    records: Sequence[RequestRecord]  # of the last attempt at each unit, in the order in which they came
     differences: tuple[DifferenceRecord, ...] = ()
 
     def outputs(self) -> Iterator[OutputRecord]:
@@ -129,14 +129,17 @@ def load_run(path: str | Path) -> Run:
     Raises:
         UsageError: no such run, a run of a later format, or a damaged file.
     """
+    from dflash.results.columns import RequestTable
+
     folder = Path(path)
     info = read_info(folder)
     notes: list[str] = []
     with _without_collections():
-        records = last_attempts(info, list(_each_line(folder, RequestRecord, notes)))
+        lines = list(_each_line(folder, RequestRecord, notes, decode_fields))
+        records = RequestTable.of_lines(last_attempts(info, lines))
     differences = _of_attempts(_each_line(folder, DifferenceRecord, notes), records)
     info = replace(info, notes=(*info.notes, *notes))
-    return Run(folder, info, tuple(records), tuple(differences))
+    return Run(folder, info, records, tuple(differences))
 
 
 @contextmanager
@@ -310,17 +313,25 @@ def _attempt_key(record: PerRequest) -> tuple[str, str, int, int]:
     return (record.cell_id, record.prompt_id, record.turn, record.repeat)
 
 
-def _of_attempts(lines: Iterable[Line], records: Iterable[RequestRecord]) -> Iterator[Line]:
+def _of_attempts(lines: Iterable[Line], records: Sequence[RequestRecord]) -> Iterator[Line]:
     """The lines that belong to these records."""
+    from dflash.results.columns import table_of
+
     segments: dict[tuple[str, str, int, int], int] | None = None
     for line in lines:
         if segments is None:  # most files have no line
-            segments = {_attempt_key(record): record.segment for record in records}
+            table = table_of(records)
+            segments = dict(zip(table.keys, table.integers("segment").values.tolist(), strict=True))
         if segments.get(_attempt_key(line)) == line.segment:
             yield line
 
 
-def _each_line(folder: Path, kind: type[AnyLine], notes: list[str]) -> Iterator[AnyLine]:
+def _each_line(
+    folder: Path,
+    kind: type[AnyLine],
+    notes: list[str],
+    decode: Callable[[bytes, type[AnyLine]], AnyLine] = decode_line,
+) -> Iterator[AnyLine]:
     """The records of a kind, one by one; where the last line was torn, a note is added when it is reached."""
     name = FILE_OF[kind]
     try:
@@ -330,7 +341,7 @@ def _each_line(folder: Path, kind: type[AnyLine], notes: list[str]) -> Iterator[
     with file:
         for number, line in enumerate(file, start=1):
             try:
-                record = decode_line(line, kind)
+                record = decode(line, kind)
             except ValueError as error:
                 if not line.endswith(b"\n"):
                     notes.append(_torn_note(name, number, "was cut short by a crash and is passed over"))

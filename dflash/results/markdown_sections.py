@@ -167,13 +167,18 @@ def step_time(group: Group) -> list[str]:
         "TPOT p50 ms",
         "p90",
         "p99",
+        "E2EL p50 ms",
+        "p90",
+        "p99",
     ]
     rows = []
     for cell in group.cells:
         step, draft, verify = (cell.number(f"{name}_step_s") for name in ("decode", "draft", "verify"))
         rest = None if step is None or verify is None or (draft is None) else step - draft - verify
         tails = [
-            cell.number(f"{name}_p{percent}") for name in ("ttft_s", "tpot_s") for percent in (50, 90, 99)
+            cell.number(f"{name}_p{percent}")
+            for name in ("ttft_s", "tpot_s", "e2el_s")
+            for percent in (50, 90, 99)
         ]
         row = [escape(cell.label), *map(format_ms, (step, draft, verify, rest, *tails))]
         row[5] = f"{row[5]} {format_cache_mark(cell.cache_mark, cell.number('cached_prompt_share'))}".strip()

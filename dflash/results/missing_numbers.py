@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dflash.results import metrics, request_metrics
+from dflash.results.columns import table_of
 from dflash.results.paired_metrics import Pairing
 from dflash.results.records import Cell, RequestRecord
 from dflash.results.task_scores import UNSCORED_WORDS, Outcomes, unscored_counts
@@ -70,7 +71,7 @@ def why_no_task_score(cell: Cell, records: Sequence[RequestRecord], outcomes: Ou
     if not request_metrics.num_completed(records):
         return _nothing_completed(records)
     unscored = unscored_counts(records, outcomes)
-    if not unscored and all(record.category == CODE for record in records):
+    if not unscored and set(table_of(records).texts("category")) == {CODE}:
         return "code is executed only with --execute-code, and where the data set has tests"
     if not unscored:
         return "the prompts have no reference answers"

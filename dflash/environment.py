@@ -1,7 +1,7 @@
 """The machine and version fingerprint: what a number depends on beside the code that made it.
 
 No host name, no user name, no folder of a user, no secret. Packages are asked for their version without being
-imported; the GPU is described only where torch has been imported already.
+imported; the GPU is described by torch where that has been imported already, else by the driver's own tool.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ THREAD_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
 )
 _BYTES_PER_GIB = 1024**3
+_MIB_PER_GIB = 1024
 
 
 def fingerprint() -> dict[str, Any]:
@@ -118,7 +119,9 @@ def _threads() -> dict[str, Any]:
 
 def _gpus() -> dict[str, Any]:
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
+    if torch is None:
+        return _gpus_of_driver()
+    if not torch.cuda.is_available():
         return {}
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
@@ -126,6 +129,17 @@ def _gpus() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "gpu_driver": _gpu_driver(),
     }
+
+
+def _gpus_of_driver() -> dict[str, Any]:
+    """What a server on this machine may use; nothing where there is no such tool."""
+    answer = _output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    gpus = []
+    for line in (answer or "").splitlines():
+        name, _, memory_mib = line.rpartition(",")
+        if name and memory_mib.strip().isdecimal():
+            gpus.append(f"{name.strip()}, {int(memory_mib) / _MIB_PER_GIB:.0f} GiB")
+    return {"gpus": gpus, "gpu_driver": _gpu_driver()} if gpus else {}
 
 
 @cache

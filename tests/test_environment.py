@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash import environment
 from dflash.environment import fingerprint, without_home
 
 
@@ -41,6 +42,30 @@ def test_it_tells_nobodys_name_or_folder(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(secret) < 4 or secret not in text
     user = getpass.getuser()
     assert len(user) < 5 or user not in text
+
+
+def test_gpus_are_told_by_the_driver_where_torch_was_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(*command: str) -> str | None:
+        if command[1] == "--query-gpu=driver_version":
+            return "550.1\n550.1"
+        return "Made-up H9, 81559\nMade-up H9, 81559"
+
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(environment, "_output_of", answer)
+    environment._gpu_driver.cache_clear()
+    machine = environment._gpus()
+    environment._gpu_driver.cache_clear()
+    assert machine["gpus"] == ["Made-up H9, 80 GiB", "Made-up H9, 80 GiB"]
+    assert machine["gpu_driver"] == "550.1"
+
+
+@pytest.mark.parametrize("said", [None, "", "No devices were found", "H9, [N/A]"])
+def test_no_gpu_is_told_where_the_driver_tells_none(
+    monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(environment, "_output_of", lambda *command: said)
+    assert environment._gpus() == {}
 
 
 def test_it_imports_nothing_heavy() -> None:

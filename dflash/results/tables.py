@@ -12,6 +12,7 @@ from dflash.results.formats import format_count as format_count
 from dflash.results.formats import format_ms as format_ms
 from dflash.results.formats import format_number as format_number
 from dflash.results.formats import format_rate as format_rate
+from dflash.results.formats import format_with_bounds as format_with_bounds
 from dflash.results.goodput import Slo
 from dflash.results.run_notes import how_they_ended, notes_of_runs
 from dflash.results.server_words import counters_line, distrust_words, load_line
@@ -88,6 +89,18 @@ def terminal_row(cell: CellSummary, fastest: bool) -> dict[str, str]:
 def _by_counters(cell: CellSummary) -> str:
     value = format_number(cell.number("acceptance_length_untrimmed_counters"))
     return "\n".join([value, *distrust_words(cell).split(" ", 1)]).strip()
+
+
+def repeats_line(cell: CellSummary) -> str | None:
+    """The between-run interval of the main figure: of the speedup, or of decode speed where nothing is paired."""
+    for name, words, form in (
+        ("speedup", "speedup", format_speedup),
+        ("decode_tok_s", "decode tok/s", format_with_bounds),
+    ):
+        spread = cell.between_repeats.get(name)
+        if spread is not None:
+            return f"between {len(spread.values)} repeats, {words} {form(spread.interval)}"
+    return None
 
 
 def finding_lines(group: Group) -> list[tuple[Finding, str]]:
@@ -207,7 +220,7 @@ def _print_group(console: Console, group: Group, slo: Slo | None) -> None:
     for cell in group.cells:
         if cell.why_no_speed is not None:
             console.print(Text(plain_text(f"  {cell.label}: no decode speed, {cell.why_no_speed}.")))
-        for line in (load_line(cell, slo), counters_line(cell)):
+        for line in (load_line(cell, slo), counters_line(cell), repeats_line(cell)):
             if line is not None:
                 console.print(Text(plain_text(f"  {cell.label}: {line}.")))
     styles = {"error": "red", "warning": "yellow", "info": "dim"}

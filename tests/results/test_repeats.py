@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from dflash.results.records import RunInfo
 from dflash.results.repeats import spread_of
 from dflash.results.store import Run
 from dflash.results.summary import summarise_run
+from dflash.results.tables import print_summary
 
 ACCEPTED = (1, 2, 0) * 20
 
@@ -61,6 +63,14 @@ def test_the_report_and_the_document_have_the_interval_between_repeats():
     found = json_document(run, summary, 0)["cells"][1]["between_repeats"]["speedup"]
     assert found["values"] == pytest.approx([2.0, 1.6, 1.0])
     assert found["low"] < 0.3 < 2.7 < found["high"]
+
+
+def test_the_terminal_has_it_too():
+    run = repeated_run((80, 100, 160))
+    stream = io.StringIO()
+    print_summary(run, summarise_run(run), stream)
+    assert "dflash B=3: between 3 repeats, speedup 1.53x [0.28, 2.78]." in stream.getvalue()
+    assert "baseline: between 3 repeats, decode tok/s 12.50 [12.50, 12.50]." in stream.getvalue()
 
 
 def test_two_repeats_have_no_such_section():

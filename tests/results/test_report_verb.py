@@ -51,7 +51,41 @@ def test_an_unknown_run_is_one_line_and_exit_code_2(run_folder, tmp_path, capsys
     assert not (run_folder / "report.md").exists()  # nothing half-written
 
 
-@pytest.mark.parametrize("arguments", [[], ["--quite", "run"], ["run", "--json"]])
+def test_formats_are_written_in_their_order_and_named(run_folder, capsys):
+    assert main([str(run_folder), "--format", "csv, json,csv", "--reference", "paper"]) == 0
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Report: ")]
+    assert printed == [f"Report: {run_folder / name}" for name in ("report.csv", "report.json")]
+    assert not list(run_folder.glob("*.png"))
+
+
+def test_published_figures_are_shown_when_asked_for(run_folder, tmp_path):
+    assert (
+        main([str(run_folder), "--reference", "paper", "--quiet", "--output-dir", str(tmp_path / "out")]) == 0
+    )
+    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "Looked up in: DFlash paper (arXiv 2602.06036v2)" in report
+    assert "speedup.png" in report
+    assert (tmp_path / "out" / "speedup.png").exists()
+
+
+def test_what_the_parser_offers_is_what_there_is():
+    from dflash import report
+    from dflash.results import published, report_files
+
+    assert report.FORMATS == report_files.FORMATS
+    assert report.REFERENCES == published.REFERENCES
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--quite", "run"],
+        ["run", "--json"],
+        ["run", "--format", "pdf"],
+        ["run", "--reference", "papers"],
+    ],
+)
 def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, capsys):
     assert main(arguments) == 2
     captured = capsys.readouterr()

@@ -123,5 +123,5 @@ def _steps_reaching(records: Records) -> list[int] | None:
 
 def _summed(records: Records, name: str) -> tuple[int, ...] | None:
     requests = table_of(records)
-    total = tuple(requests.histograms(name).take(requests.completed).total().tolist())
+    total = tuple(requests.histograms(name).total(requests.completed).tolist())
     return total if any(total) else None

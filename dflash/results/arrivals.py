@@ -9,64 +9,41 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
 
-from dflash.results.columns import table_of
+import numpy
+from numpy.typing import NDArray
+
+from dflash.results.columns import RequestTable, table_of
 from dflash.results.in_flight import Stretch, Window, busy_spans, steady_windows
 from dflash.results.records import Cell, ChunkRecord, RequestRecord
-from dflash.results.request_metrics import NS_PER_S, Records, completed
+from dflash.results.request_metrics import NS_PER_S, Records
 
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
+Integers = NDArray[numpy.int64]
 
 PEAK_WINDOW_NS = NS_PER_S
 MIN_STEADY_NS = NS_PER_S
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StretchArrivals:
     """The chunks of one stretch of load, in no order; one entry a chunk."""
 
-    times_ns: array[int] = field(default_factory=lambda: array("q"))
-    num_tokens: array[int] = field(default_factory=lambda: array("q"))
-    num_decode_tokens: array[int] = field(default_factory=lambda: array("q"))  # 0 for a first chunk
-
-    def add(
-        self, times_ns: Iterable[int], num_tokens: Iterable[int], num_decode_tokens: Iterable[int]
-    ) -> None:
-        self.times_ns.extend(times_ns)
-        self.num_tokens.extend(num_tokens)
-        self.num_decode_tokens.extend(num_decode_tokens)
+    times_ns: Integers
+    num_tokens: Integers
+    num_decode_tokens: Integers  # 0 for a first chunk
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
     """The chunks of one cell's completed requests."""
 
-    gaps_ns: array[int] = field(default_factory=lambda: array("q"))  # between token-bearing chunks
-    stretches: dict[Stretch, StretchArrivals] = field(default_factory=dict)
+    gaps_ns: Integers = field(
+        default_factory=lambda: numpy.zeros(0, dtype=numpy.int64)
+    )  # between such chunks
+    stretches: Mapping[Stretch, StretchArrivals] = field(default_factory=dict)
     num_sized: int = 0  # requests whose every chunk has a known number of tokens
     num_late_tokens: int = 0  # that the usage counts and no chunk held: they came with the end
     num_contradicted: int = 0  # requests whose chunks hold more tokens than their usage counts
-
-    def add(self, record: RequestRecord, chunk: ChunkRecord) -> None:
-        """Take the chunks of one completed request."""
-        self.gaps_ns.extend(chunk.gaps_ns)
-        total, first_ns, last_ns = record.num_output_tokens, record.first_ns, record.last_ns
-        if total is None or first_ns is None or last_ns is None or not chunk.num_tokens:
-            return
-        num_late = total - sum(chunk.num_tokens)
-        if num_late < 0 or len(chunk.num_tokens) != len(chunk.gaps_ns) + 1:
-            self.num_contradicted += 1
-            return
-        stretch = self.stretches.setdefault((record.segment, record.block), StretchArrivals())
-        stretch.add(accumulate(chunk.gaps_ns, initial=first_ns), chunk.num_tokens, (0, *chunk.num_tokens[1:]))
-        if num_late:
-            stretch.add((last_ns,), (num_late,), (num_late,))
-        self.num_late_tokens += num_late
-        self.num_sized += 1
 
 
 def collect_arrivals(
@@ -78,32 +55,119 @@ def collect_arrivals(
         records: by cell id.
         chunks: of the same attempts.
     """
-    known = {
-        (record.cell_id, *record.unit): record
-        for members in records.values()
-        for record in completed(members)
-    }
-    arrivals = {cell_id: Arrivals() for cell_id in records}
+    collected = {cell_id: _Chunks(table_of(members)) for cell_id, members in records.items()}
     for chunk in chunks:
-        record = known.get((chunk.cell_id, chunk.prompt_id, chunk.turn, chunk.repeat))
-        if record is not None:
-            arrivals[record.cell_id].add(record, chunk)
-    return arrivals
+        if chunk.cell_id in collected:
+            collected[chunk.cell_id].add(chunk)
+    return {cell_id: found.arrivals() for cell_id, found in collected.items()}
+
+
+class _Chunks:
+    """The chunks of one cell while they are read: those of all its requests, end to end."""
+
+    def __init__(self, requests: RequestTable) -> None:
+        self._requests = requests
+        self._places: dict[tuple[str, int, int], int] | None = None  # of the completed requests
+        self._rows: list[int] = []  # whose chunks they are
+        self._num_gaps: list[int] = []
+        self._num_sizes: list[int] = []
+        self._gaps_ns, self._sizes = array("q"), array("q")
+
+    def add(self, chunk: ChunkRecord) -> None:
+        if self._places is None:
+            completed = self._requests.completed.tolist()
+            self._places = {key[1:]: row for row, key in enumerate(self._requests.keys) if completed[row]}
+        row = self._places.get((chunk.prompt_id, chunk.turn, chunk.repeat))
+        if row is not None:
+            self._rows.append(row)
+            self._num_gaps.append(len(chunk.gaps_ns))
+            self._num_sizes.append(len(chunk.num_tokens))
+            self._gaps_ns.extend(chunk.gaps_ns)
+            self._sizes.extend(chunk.num_tokens)
+
+    def arrivals(self) -> Arrivals:
+        """What the chunks of all requests say."""
+        if not self._rows:
+            return Arrivals()
+        rows = numpy.array(self._rows)
+        num_gaps, num_sizes = numpy.array(self._num_gaps), numpy.array(self._num_sizes)
+        gaps_ns = numpy.frombuffer(self._gaps_ns, dtype=numpy.int64)
+        sizes = numpy.frombuffer(self._sizes, dtype=numpy.int64)
+        total, first, last = (
+            self._requests.integers(name).take(rows) for name in ("num_output_tokens", "first_ns", "last_ns")
+        )
+        num_late = total.values - _sums(sizes, num_sizes)
+        known = total.known & first.known & last.known & (num_sizes > 0)
+        sized = known & (num_late >= 0) & (num_sizes == num_gaps + 1)
+        is_late = sized & (num_late > 0)
+        times_ns = _chunk_times_ns(
+            first.values[sized], gaps_ns[numpy.repeat(sized, num_gaps)], num_sizes[sized]
+        )
+        num_tokens = sizes[numpy.repeat(sized, num_sizes)]
+        num_decode_tokens = num_tokens.copy()
+        num_decode_tokens[numpy.cumsum(num_sizes[sized]) - num_sizes[sized]] = 0
+        late = num_late[is_late]
+        chunks = StretchArrivals(
+            numpy.concatenate([times_ns, last.values[is_late]]),
+            numpy.concatenate([num_tokens, late]),
+            numpy.concatenate([num_decode_tokens, late]),
+        )
+        owners = numpy.concatenate([numpy.repeat(rows[sized], num_sizes[sized]), rows[is_late]])
+        return Arrivals(
+            gaps_ns=gaps_ns,
+            stretches=_by_stretch(self._requests, chunks, owners),
+            num_sized=int(sized.sum()),
+            num_late_tokens=int(late.sum()),
+            num_contradicted=int((known & ~sized).sum()),
+        )
+
+
+def _sums(values: Integers, lengths: Integers) -> Integers:
+    """Sums of parts of so many values that lie end to end."""
+    before = numpy.concatenate([[0], numpy.cumsum(values)])
+    ends = numpy.cumsum(lengths)
+    sums: Integers = before[ends] - before[ends - lengths]
+    return sums
+
+
+def _chunk_times_ns(first_ns: Integers, gaps_ns: Integers, num_chunks: Integers) -> Integers:
+    """When each chunk came: the first of a request at `first_ns` [requests], each other a gap after the one before."""
+    starts = numpy.cumsum(num_chunks) - num_chunks
+    steps_ns = numpy.zeros(int(num_chunks.sum()), dtype=numpy.int64)
+    is_first = numpy.zeros(len(steps_ns), dtype=bool)
+    is_first[starts] = True
+    steps_ns[~is_first] = gaps_ns
+    times_ns: Integers = numpy.cumsum(steps_ns)
+    times_ns += numpy.repeat(first_ns - times_ns[starts], num_chunks)
+    return times_ns
+
+
+def _by_stretch(
+    requests: RequestTable, chunks: StretchArrivals, owners: Integers
+) -> dict[Stretch, StretchArrivals]:
+    """Args: `owners` [chunks], the row of the request that each belongs to."""
+    segments, blocks = (requests.integers(name).values[owners] for name in ("segment", "block"))
+    stretches = {}
+    for segment in numpy.unique(segments).tolist():
+        for block in numpy.unique(blocks[segments == segment]).tolist():
+            own = (segments == segment) & (blocks == block)
+            stretches[(segment, block)] = StretchArrivals(
+                chunks.times_ns[own], chunks.num_tokens[own], chunks.num_decode_tokens[own]
+            )
+    return stretches
 
 
 def icl_s(arrivals: Arrivals) -> float | None:
     """Inter-chunk latency: mean gap between token-bearing chunks. A chunk may hold several tokens: this is no ITL."""
     gaps = arrivals.gaps_ns
-    return sum(gaps) / len(gaps) / NS_PER_S if gaps else None
+    return int(gaps.sum()) / len(gaps) / NS_PER_S if len(gaps) else None
 
 
 def icl_percentiles_s(arrivals: Arrivals, percents: Sequence[int]) -> list[float | None]:
     """Percentiles over all gaps between token-bearing chunks, of all requests together; linear between ranks."""
-    import numpy
-
-    if not arrivals.gaps_ns:
+    if not len(arrivals.gaps_ns):
         return [None] * len(percents)
-    values = numpy.percentile(numpy.asarray(arrivals.gaps_ns, dtype=numpy.int64), percents)
+    values = numpy.percentile(arrivals.gaps_ns, percents)
     return [float(value) / NS_PER_S for value in values]
 
 
@@ -112,8 +176,6 @@ def peak_output_tok_s(records: Records, arrivals: Arrivals) -> float | None:
 
     Busy time: at least one request in flight, idle time between them cut out. None where no segment was busy for 1 s.
     """
-    import numpy
-
     if not _is_complete(records, arrivals):
         return None
     peaks = []
@@ -167,8 +229,9 @@ def steady_state(cell: Cell, records: Records, arrivals: Arrivals) -> SteadyStat
         return SteadyState(seconds, None, None)
     tokens = decode_tokens = 0
     for stretch, window in windows.items():
-        arrived = _arrived_in(arrivals.stretches.get(stretch, StretchArrivals()), window)
-        tokens, decode_tokens = tokens + arrived[0], decode_tokens + arrived[1]
+        if stretch in arrivals.stretches:
+            arrived = _arrived_in(arrivals.stretches[stretch], window)
+            tokens, decode_tokens = tokens + arrived[0], decode_tokens + arrived[1]
     decode_ns = sum(_overlap_ns(records, stretch, window) for stretch, window in windows.items())
     decode = decode_tokens / (decode_ns / NS_PER_S) if decode_ns else None
     return SteadyState(seconds, tokens / seconds, decode)
@@ -182,21 +245,16 @@ def _is_complete(records: Records, arrivals: Arrivals) -> bool:
     return 0 < num_with_tokens == arrivals.num_sized
 
 
-def _of_segment(arrivals: Arrivals, segment: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _of_segment(arrivals: Arrivals, segment: int) -> tuple[Integers, Integers]:
     """Times and tokens of all chunks of one process."""
-    import numpy
-
     members = [members for (found, _), members in arrivals.stretches.items() if found == segment]
     empty = numpy.zeros(0, dtype=numpy.int64)
-    times = [numpy.asarray(item.times_ns, dtype=numpy.int64) for item in members]
-    tokens = [numpy.asarray(item.num_tokens, dtype=numpy.int64) for item in members]
+    times, tokens = ([getattr(item, name) for item in members] for name in ("times_ns", "num_tokens"))
     return numpy.concatenate([empty, *times]), numpy.concatenate([empty, *tokens])
 
 
-def _most_in_window(times_ns: NDArray[numpy.int64], tokens: NDArray[numpy.int64]) -> int:
+def _most_in_window(times_ns: Integers, tokens: Integers) -> int:
     """Most tokens in any window that begins with an arrival; both arrays in the order of time."""
-    import numpy
-
     if not times_ns.size:
         return 0
     total = numpy.concatenate([[0], numpy.cumsum(tokens)])
@@ -206,12 +264,8 @@ def _most_in_window(times_ns: NDArray[numpy.int64], tokens: NDArray[numpy.int64]
 
 def _arrived_in(stretch: StretchArrivals, window: Window) -> tuple[int, int]:
     """Tokens, and decode tokens among them, that arrived after the start and up to the end."""
-    import numpy
-
-    times = numpy.asarray(stretch.times_ns, dtype=numpy.int64)
-    inside = (times > window[0]) & (times <= window[1])
-    tokens = numpy.asarray(stretch.num_tokens, dtype=numpy.int64)[inside]
-    return int(tokens.sum()), int(numpy.asarray(stretch.num_decode_tokens, dtype=numpy.int64)[inside].sum())
+    inside = (stretch.times_ns > window[0]) & (stretch.times_ns <= window[1])
+    return int(stretch.num_tokens[inside].sum()), int(stretch.num_decode_tokens[inside].sum())
 
 
 def _overlap_ns(records: Records, stretch: Stretch, window: Window) -> int:

@@ -109,9 +109,9 @@ def _length_buckets(records: RequestTable, baseline: RequestTable) -> tuple[NDAr
     units = unit_codes(records, baseline)
     num_units = max((int(codes.max()) + 1 for codes in units if len(codes)), default=0)
     buckets = numpy.full(num_units, None, dtype=object)
+    names = numpy.array(PROMPT_LENGTH_BUCKETS, dtype=object)
     for codes, table in ((units[1], baseline), (units[0], records)):
         lengths = table.integers("num_prompt_tokens")
-        different, places = numpy.unique(lengths.numbers(), return_inverse=True)
-        names = numpy.array([prompt_length_bucket(length) for length in different.tolist()], dtype=object)
+        places = numpy.searchsorted(PROMPT_LENGTH_STARTS, lengths.numbers(), side="right") - 1
         buckets[codes[lengths.known]] = names[places]
     return buckets[units[0]], buckets[units[1]]

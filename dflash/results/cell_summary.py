@@ -21,7 +21,7 @@ class CellSummary(Measured):
     """One cell: a row of the report."""
 
     cell: Cell
-    records: tuple[RequestRecord, ...]
+    records: Sequence[RequestRecord]
     pairing: Pairing | None  # None: the baseline itself, or no baseline to pair with
     baseline_cell_id: str | None
     why_no_speed: str | None  # why decode_tok_s is None

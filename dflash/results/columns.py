@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from operator import attrgetter
 from typing import Any, overload
@@ -96,12 +96,12 @@ class HistogramColumn:
         ends = numpy.cumsum(self.num_bars)
         return numpy.arange(len(self.counts)) - numpy.repeat(ends - self.num_bars, self.num_bars)
 
-    def total(self) -> NDArray[numpy.int64]:
-        """[longest histogram]: the sum over all requests, bar by bar."""
-        bars = self.bars
-        total = numpy.zeros(int(self.num_bars.max(initial=0)), dtype=numpy.int64)
-        numpy.add.at(total, bars, self.counts)
-        return total
+    def total(self, mask: Mask) -> NDArray[numpy.int64]:
+        """[longest histogram]: the sum over the requests of a mask, bar by bar."""
+        bars = numpy.repeat(mask, self.num_bars)
+        width = int(self.num_bars[mask].max(initial=0))
+        total = numpy.bincount(self.bars[bars], weights=self.counts[bars], minlength=width)
+        return total.astype(numpy.int64)
 
     def sums(self, weights: NDArray[numpy.int64] | int = 1) -> Column:
         """Of each request, the sum of its counts, each times `weights` [bars of all requests]."""
@@ -117,15 +117,20 @@ class HistogramColumn:
         return HistogramColumn(self.counts[places], num_bars, known)
 
 
+_NUM_LOOKED_UP = 4  # mappings of which a table keeps what it found
+_ALL_FIELDS = attrgetter(*(item.name for item in fields(RequestRecord)))
+
+
 class RequestTable(Sequence[RequestRecord]):
     """Requests of which every field can be had as a column. A column is read when it is first asked for, and kept."""
 
     def __init__(self, records: Sequence[RequestRecord]) -> None:
         self._records: Sequence[RequestRecord] | None = records
+        self._lines: Sequence[Any] = records  # what columns are read from: they have the fields of a record
         self._whole: tuple[RequestTable, Rows] | None = None  # what this one was taken from
         self._num_records = len(records)
         self._columns: dict[str, Any] = {}
-        self._looked_up: tuple[Mapping[RequestKey, Any], NDArray[Any]] | None = None
+        self._looked_up: dict[int, tuple[Mapping[RequestKey, Any], NDArray[Any]]] = {}  # the last ones
 
     def __len__(self) -> int:
         return self._num_records
@@ -140,14 +145,28 @@ class RequestTable(Sequence[RequestRecord]):
     def __getitem__(self, place: int | slice) -> RequestRecord | Sequence[RequestRecord]:
         return self.records[place]
 
+    @classmethod
+    def of_lines(cls, lines: Sequence[Any]) -> RequestTable:
+        """Requests of which the fields are known; the records are made when one is first looked at."""
+        table = cls(())
+        table._records, table._lines, table._num_records = None, lines, len(lines)
+        return table
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
     @property
     def records(self) -> Sequence[RequestRecord]:
         """The requests one by one."""
         if self._records is None:
-            assert self._whole is not None
-            whole, rows = self._whole
-            records = whole.records
-            self._records = tuple(records[row] for row in rows.tolist())
+            if self._whole is None:
+                self._records = tuple(RequestRecord(*_ALL_FIELDS(line)) for line in self._lines)
+            else:
+                whole, rows = self._whole
+                records = whole.records
+                self._records = tuple(records[row] for row in rows.tolist())
         return self._records
 
     def take(self, rows: Rows) -> RequestTable:
@@ -182,14 +201,26 @@ class RequestTable(Sequence[RequestRecord]):
         return mask
 
     @property
-    def prompts(self) -> tuple[NDArray[numpy.int64], list[str]]:
-        """[requests]: the number of each one's prompt, and the prompts' ids by number, as they first come."""
+    def prompts(self) -> tuple[NDArray[numpy.int64], Sequence[str]]:
+        """[requests]: the number of each one's prompt; and the ids of prompts by number, which a table shares with
+        what it was taken from.
+        """
         if "prompts" not in self._columns:
-            numbers: dict[str, int] = {}
-            codes = [numbers.setdefault(name, len(numbers)) for name in self.texts("prompt_id").tolist()]
-            self._columns["prompts"] = (numpy.array(codes, dtype=numpy.int64), list(numbers))
-        found: tuple[NDArray[numpy.int64], list[str]] = self._columns["prompts"]
+            if self._whole is None:
+                numbers: dict[str, int] = {}
+                codes = [numbers.setdefault(name, len(numbers)) for name in self.texts("prompt_id").tolist()]
+                self._columns["prompts"] = (numpy.array(codes, dtype=numpy.int64), tuple(numbers))
+            else:
+                whole, rows = self._whole
+                all_codes, prompt_ids = whole.prompts
+                self._columns["prompts"] = (all_codes[rows], prompt_ids)
+        found: tuple[NDArray[numpy.int64], Sequence[str]] = self._columns["prompts"]
         return found
+
+    @property
+    def num_prompts(self) -> int:
+        """How many different prompts the requests have."""
+        return len(numpy.unique(self.prompts[0]))
 
     @property
     def keys(self) -> list[RequestKey]:
@@ -203,20 +234,24 @@ class RequestTable(Sequence[RequestRecord]):
 
     def look_up(self, known: Mapping[RequestKey, Any]) -> NDArray[Any]:
         """[requests]: what is known of each by its key; None: nothing."""
-        mapping, found = self._looked_up or (None, None)
+        if not known:
+            return numpy.full(len(self), None, dtype=object)
+        mapping, found = self._looked_up.pop(id(known), (None, None))
         if found is None or mapping is not known:
-            if self._whole is not None and known:
+            if self._whole is None:
+                found = _objects([known.get(key) for key in self.keys])
+            else:
                 whole, rows = self._whole
                 found = whole.look_up(known)[rows]
-            else:
-                found = _objects([known.get(key) for key in self.keys] if known else [None] * len(self))
-            self._looked_up = (known, found)
+        self._looked_up[id(known)] = (known, found)
+        if len(self._looked_up) > _NUM_LOOKED_UP:
+            del self._looked_up[next(iter(self._looked_up))]
         return found
 
     def _column(self, name: str, read: Any) -> Any:
         if name not in self._columns:
             if self._whole is None:
-                self._columns[name] = read(list(map(attrgetter(name), self.records)))
+                self._columns[name] = read(list(map(attrgetter(name), self._lines)))
             else:
                 whole, rows = self._whole
                 column = whole._column(name, read)
@@ -225,9 +260,15 @@ class RequestTable(Sequence[RequestRecord]):
 
 
 def first_come(codes: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
-    """The different codes, in the order in which they first come."""
-    different, first = numpy.unique(codes, return_index=True)
-    order: NDArray[numpy.int64] = different[numpy.argsort(first)]
+    """The different codes, in the order in which they first come.
+
+    Args:
+        codes: 0 and above, and not far above the number of codes.
+    """
+    first = numpy.full(int(codes.max(initial=-1)) + 1, len(codes))
+    first[codes[::-1]] = numpy.arange(len(codes))[::-1]  # the first of equal codes is written last
+    different = numpy.flatnonzero(first < len(codes))
+    order: NDArray[numpy.int64] = different[numpy.argsort(first[different], kind="stable")]
     return order
 
 
@@ -236,20 +277,41 @@ def counted(values: NDArray[Any]) -> dict[Any, int]:
     return dict(Counter(values.tolist()))
 
 
+def prompt_codes(
+    first: RequestTable, second: RequestTable
+) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """[requests] of each: equal numbers, from 0, for equal prompts, in one table or in both."""
+    (codes, names), (other_codes, other_names) = first.prompts, second.prompts
+    if names is not other_names:
+        numbers = {name: number for number, name in enumerate(names)}
+        shared = [numbers.setdefault(name, len(numbers)) for name in other_names]
+        other_codes = numpy.array(shared, dtype=numpy.int64)[other_codes]
+    return codes, other_codes
+
+
 def unit_codes(
     first: RequestTable, second: RequestTable
 ) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
     """[requests] of each: equal numbers, from 0, for an equal prompt, turn and repeat, in one table or in both."""
-    (codes, names), (other_codes, other_names) = first.prompts, second.prompts
-    numbers = {name: number for number, name in enumerate(names)}
-    shared = numpy.array([numbers.setdefault(name, len(numbers)) for name in other_names], dtype=numpy.int64)
-    units = numpy.concatenate([codes, shared[other_codes]])
+    units = numpy.concatenate(prompt_codes(first, second))
     for field in ("turn", "repeat"):
         values = numpy.concatenate([table.integers(field).values for table in (first, second)])
-        different, place = numpy.unique(values, return_inverse=True)
-        units = units * max(1, len(different)) + place
-    units = numpy.unique(units, return_inverse=True)[1]
+        units = _dense(units)
+        places = _dense(values)
+        units = units * (int(places.max(initial=0)) + 1) + places
+    units = _dense(units)
     return units[: len(first)], units[len(first) :]
+
+
+def _dense(codes: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
+    """Other numbers for the same codes: from 0, and not far above how many there are."""
+    if not len(codes):
+        return codes
+    lowest, highest = int(codes.min()), int(codes.max())
+    if highest - lowest <= 4 * len(codes):
+        return codes - lowest
+    dense: NDArray[numpy.int64] = numpy.unique(codes, return_inverse=True)[1]
+    return dense
 
 
 def table_of(records: Sequence[RequestRecord]) -> RequestTable:
@@ -272,9 +334,9 @@ def _objects(values: Sequence[Any]) -> NDArray[Any]:
 
 
 def _histograms(values: Sequence[tuple[int, ...] | None]) -> HistogramColumn:
-    known = numpy.fromiter((value is not None for value in values), dtype=bool, count=len(values))
-    num_bars = numpy.fromiter((len(value or ()) for value in values), dtype=numpy.int64, count=len(values))
-    counts = numpy.fromiter(
-        chain.from_iterable(value for value in values if value is not None), dtype=numpy.int64
-    )
+    known = numpy.array([value is not None for value in values], dtype=bool)
+    histograms = [value for value in values if value is not None]
+    num_bars = numpy.zeros(len(values), dtype=numpy.int64)
+    num_bars[known] = list(map(len, histograms))
+    counts = numpy.array(list(chain.from_iterable(histograms)), dtype=numpy.int64)
     return HistogramColumn(counts, num_bars, known)

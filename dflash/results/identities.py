@@ -23,7 +23,7 @@ def check_issued(cell: Cell, records: Sequence[RequestRecord]) -> Finding | None
     """
     counts = metrics.finish_reason_counts(records)
     known = sum(counts.get(reason, 0) for reason in ("stop", "length", "cancelled", "error"))
-    num_prompts = len(table_of(records).prompts[1])
+    num_prompts = table_of(records).num_prompts
     if known != len(records):
         sentence = f"{len(records)} requests were issued, but {known} are completed, failed or cancelled."
     elif cell.status == "completed" and num_prompts != cell.workload.num_prompts:

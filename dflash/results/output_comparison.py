@@ -7,14 +7,17 @@ was is counted: a digest of ids is never compared with a digest of text.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
+import numpy
+from numpy.typing import NDArray
+
+from dflash.results.columns import RequestKey, counted, table_of, unit_codes
+from dflash.results.pairing import Pairs
 from dflash.results.records import DifferenceRecord, OutputRecord, RequestRecord
 
-OutputKey = tuple[str, str, int, int]  # cell, prompt, turn, repeat
 Basis = Literal[
     "ids", "text", "unknown"
 ]  # unknown: outputs were not saved, so nobody knows what was digested
@@ -25,8 +28,8 @@ _EXCERPT_CHARS = 24
 class SavedOutputs:
     """What is kept of the outputs of a run's servers."""
 
-    has_ids: Mapping[OutputKey, bool] = field(default_factory=dict)
-    differing: Mapping[OutputKey, OutputRecord] = field(default_factory=dict)  # in full
+    has_ids: Mapping[RequestKey, bool] = field(default_factory=dict)
+    differing: Mapping[RequestKey, OutputRecord] = field(default_factory=dict)  # in full
 
     def joined(self, other: SavedOutputs) -> SavedOutputs:
         """Those of two runs. Where both hold a cell, `other` counts."""
@@ -58,21 +61,20 @@ class Comparison:
     text_differences: tuple[TextDifference, ...] = ()
 
 
-def differing_keys(baseline: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> set[OutputKey]:
+def differing_keys(baseline: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> set[RequestKey]:
     """Of requests completed in both arms, the outputs whose digests differ: the only ones that must be looked at."""
-    keys: set[OutputKey] = set()
-    for first, second in _completed_pairs(baseline, arm):
-        if first.output_digest != second.output_digest:
-            keys |= {_key(first), _key(second)}
-    return keys
+    pairs = _completed_pairs(baseline, arm)
+    differs = pairs.baseline.texts("output_digest") != pairs.arm.texts("output_digest")
+    unlike = pairs.take(differs)
+    return {*unlike.baseline.keys, *unlike.arm.keys}
 
 
 def read_outputs(
-    outputs: Iterable[OutputRecord], cell_ids: set[str], differing: set[OutputKey]
+    outputs: Iterable[OutputRecord], cell_ids: set[str], differing: set[RequestKey]
 ) -> SavedOutputs:
     """Read the outputs of these cells once; only those in `differing` are kept in full."""
-    has_ids: dict[OutputKey, bool] = {}
-    kept: dict[OutputKey, OutputRecord] = {}
+    has_ids: dict[RequestKey, bool] = {}
+    kept: dict[RequestKey, OutputRecord] = {}
     for output in outputs:
         if output.cell_id in cell_ids:
             has_ids[_key(output)] = output.output_ids is not None
@@ -95,20 +97,17 @@ def compare_outputs(
         known: differences that were recorded; others are found in the outputs.
         all_have_ids: every output has ids, whether it was saved or not: those of engines in process.
     """
-    basis: Counter[Basis] = Counter()
-    digests: dict[OutputKey, str | None] = {}
+    pairs = _completed_pairs(baseline, arm)
+    basis = _basis(pairs, saved, all_have_ids)
+    digests: dict[RequestKey, str | None] = {}
     differences = list(known)
     text_differences = []
     recorded = {(item.prompt_id, item.turn, item.repeat) for item in known}
-    for first, second in _completed_pairs(baseline, arm):
-        pair_basis: Basis = (
-            "ids" if all_have_ids else _basis(saved.has_ids.get(_key(first)), saved.has_ids.get(_key(second)))
-        )
-        basis[pair_basis] += 1
-        one, other = saved.differing.get(_key(first)), saved.differing.get(_key(second))
-        if one is None or other is None:
-            continue
-        if pair_basis == "text":
+    outputs, other_outputs = pairs.baseline.look_up(saved.differing), pairs.arm.look_up(saved.differing)
+    for row in numpy.flatnonzero((outputs != None) & (other_outputs != None)).tolist():  # noqa: E711
+        first, second = pairs[row]
+        one, other = outputs[row], other_outputs[row]
+        if basis[row] == "text":
             digests[_key(first)], digests[_key(second)] = _text_digest(one), _text_digest(other)
             if one.text is not None and other.text is not None and one.text != other.text:
                 text_differences.append(_text_difference(one.text, other))
@@ -119,26 +118,35 @@ def compare_outputs(
     return Comparison(
         _with_digests(baseline, digests),
         _with_digests(arm, digests),
-        dict(basis),
+        counted(basis),
         tuple(differences),
         tuple(text_differences),
     )
 
 
-def _completed_pairs(
-    baseline: Sequence[RequestRecord], arm: Sequence[RequestRecord]
-) -> Iterable[tuple[RequestRecord, RequestRecord]]:
-    first_by_unit = {record.unit: record for record in baseline if record.completed and record.output_digest}
-    for second in arm:
-        first = first_by_unit.get(second.unit)
-        if first is not None and second.completed and second.output_digest:
-            yield first, second
+def _completed_pairs(baseline: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> Pairs:
+    """Requests with an output digest that completed in both arms, in the order of the arm."""
+    first, second = table_of(baseline), table_of(arm)
+    units, other_units = unit_codes(first, second)
+    digested, other_digested = (
+        table.completed & table.texts("output_digest").astype(bool) for table in (first, second)
+    )
+    rows = numpy.full(max(units.max(initial=-1), other_units.max(initial=-1)) + 1, -1)
+    rows[units[digested]] = numpy.flatnonzero(digested)
+    paired = other_digested & (rows[other_units] >= 0)
+    return Pairs(first.take(rows[other_units[paired]]), second.take(paired))
 
 
-def _basis(baseline_has_ids: bool | None, arm_has_ids: bool | None) -> Basis:
-    if baseline_has_ids is None or arm_has_ids is None:
-        return "unknown"
-    return "ids" if baseline_has_ids and arm_has_ids else "text"
+def _basis(pairs: Pairs, saved: SavedOutputs, all_have_ids: bool) -> NDArray[Any]:
+    """[pairs]: by what each is compared."""
+    basis = numpy.full(len(pairs), "text", dtype=object)
+    if all_have_ids:
+        basis[:] = "ids"
+        return basis
+    first, second = pairs.baseline.look_up(saved.has_ids), pairs.arm.look_up(saved.has_ids)
+    basis[(first == True) & (second == True)] = "ids"  # noqa: E712 - of each element
+    basis[(first == None) | (second == None)] = "unknown"  # noqa: E711
+    return basis
 
 
 def _first_difference(one: Sequence[object], other: Sequence[object]) -> int:
@@ -184,7 +192,7 @@ def _text_digest(output: OutputRecord) -> str | None:
 
 
 def _with_digests(
-    records: Sequence[RequestRecord], digests: Mapping[OutputKey, str | None]
+    records: Sequence[RequestRecord], digests: Mapping[RequestKey, str | None]
 ) -> Sequence[RequestRecord]:
     if not digests:
         return records
@@ -194,5 +202,5 @@ def _with_digests(
     ]
 
 
-def _key(record: RequestRecord | OutputRecord) -> OutputKey:
+def _key(record: RequestRecord | OutputRecord) -> RequestKey:
     return (record.cell_id, record.prompt_id, record.turn, record.repeat)

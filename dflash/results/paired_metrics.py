@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy
 
 from dflash.results import metrics, request_metrics
-from dflash.results.columns import Column, RequestTable, first_come
+from dflash.results.columns import Column, Mask, RequestTable, first_come, prompt_codes
 from dflash.results.pairing import Pair, Pairs, pairs_of
 from dflash.results.pairing import Pairing as Pairing
 from dflash.results.pairing import pair_units as pair_units
@@ -34,10 +34,14 @@ def speedup(pairing: Pairing) -> float | None:
 
 def speedup_agreeing(pairing: Pairing) -> float | None:
     """`speedup` over the prompts whose outputs are all equal in both arms."""
-    verdicts = agreement_by_prompt(pairing)
-    pairs = pairs_of(pairing.pairs)
-    codes, prompt_ids = pairs.baseline.prompts
-    agrees = numpy.array([verdicts.get(prompt_id) is True for prompt_id in prompt_ids], dtype=bool)
+    pairs, compared = pairs_of(pairing.pairs), pairs_of(pairing.completed_pairs)
+    codes, compared_codes = prompt_codes(pairs.arm, compared.arm)
+    known, is_equal = _equal_outputs(compared)
+    num_codes = max(codes.max(initial=-1), compared_codes.max(initial=-1)) + 1
+    num_equal, num_known = (
+        numpy.bincount(compared_codes[mask], minlength=num_codes) for mask in (is_equal, known)
+    )
+    agrees = (num_known > 0) & (num_equal == num_known)
     return _pool(pairs.take(agrees[codes]), _decode_columns, ratio_of_ratios).value()
 
 
@@ -117,9 +121,8 @@ def output_length_ratio(pairing: Pairing) -> float | None:
 
 def pooled_agreement(pairing: Pairing) -> Pooled:
     """Sums behind `agreement`."""
-    verdicts = agreement_by_prompt(pairing)
-    equal = numpy.array(list(verdicts.values()), dtype=numpy.float64)
-    return Pooled(PromptSums(list(verdicts), numpy.stack([equal, numpy.ones(len(equal))], axis=1)), ratio)
+    prompt_ids, equal = _agreement(pairing)
+    return Pooled(PromptSums(prompt_ids, numpy.stack([equal, numpy.ones(len(equal))], axis=1)), ratio)
 
 
 def agreement(pairing: Pairing) -> float | None:
@@ -132,12 +135,26 @@ def agreement(pairing: Pairing) -> float | None:
 
 def agreement_by_prompt(pairing: Pairing) -> dict[str, bool]:
     """Whether each prompt's outputs (every turn and repeat completed in both arms) have equal digests."""
+    prompt_ids, equal = _agreement(pairing)
+    return dict(zip(prompt_ids, equal.tolist(), strict=True))
+
+
+def _agreement(pairing: Pairing) -> tuple[list[str], Mask]:
+    """The prompts that have digests in both arms, as they first come, and of which all are equal."""
     pairs = pairs_of(pairing.completed_pairs)
+    known, is_equal = _equal_outputs(pairs)
+    all_codes, prompt_ids = pairs.arm.prompts
+    codes = all_codes[known]
+    order = first_come(codes)
+    num_different = numpy.bincount(codes, ~is_equal[known])
+    return [prompt_ids[code] for code in order.tolist()], num_different[order] == 0
+
+
+def _equal_outputs(pairs: Pairs) -> tuple[Mask, Mask]:
+    """[pairs]: which have both digests, and of which the two are equal."""
     first, second = pairs.baseline.texts("output_digest"), pairs.arm.texts("output_digest")
     known = (first != None) & (second != None)  # noqa: E711 - of each element
-    codes, prompt_ids = pairs.arm.prompts
-    differs = numpy.bincount(codes[known], first[known] != second[known], minlength=len(prompt_ids)) > 0
-    return {prompt_ids[place]: not differs[place] for place in first_come(codes[known]).tolist()}
+    return known, known & (first == second)
 
 
 def _pool(pairs: Sequence[Pair], columns: PairColumns, formula: Callable[..., float]) -> Pooled:

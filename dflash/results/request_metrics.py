@@ -152,10 +152,13 @@ def sum_by_prompt(
         rows: which requests enter.
         columns: one number of each of them.
     """
-    codes, prompt_ids = requests.prompts
-    order = first_come(codes[rows])  # that decides which draws fall on which prompt
-    sums = [numpy.bincount(codes[rows], weights=column, minlength=len(prompt_ids)) for column in columns]
-    names = [prompt_ids[place] for place in order.tolist()]
+    all_codes, prompt_ids = requests.prompts
+    codes = all_codes[rows]
+    lowest = int(codes.min(initial=len(prompt_ids)))
+    codes = codes - lowest
+    order = first_come(codes)  # that decides which draws fall on which prompt
+    names = [prompt_ids[code] for code in (order + lowest).tolist()]
+    sums = [numpy.bincount(codes, weights=column) for column in columns]
     return Pooled(PromptSums(names, numpy.stack([column[order] for column in sums], axis=1)), formula)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from dflash.results.arrivals import Arrivals, collect_arrivals
 from dflash.results.baselines import PlacedCell
-from dflash.results.columns import table_of
+from dflash.results.columns import RequestKey, table_of
 from dflash.results.goodput import Slo, slo_of
 from dflash.results.load_metrics import LoadFacts
-from dflash.results.output_comparison import OutputKey, SavedOutputs, differing_keys, read_outputs
+from dflash.results.output_comparison import SavedOutputs, differing_keys, read_outputs
 from dflash.results.records import Cell, DifferenceRecord, RequestRecord, WindowRecord
 from dflash.results.server_counters import count_server
 from dflash.results.store import Run
@@ -72,7 +72,7 @@ def read_saved_outputs(
         facts: of every run.
     """
     cell_ids: set[str] = {cell.cell_id for cell in run.info.cells if cell.on_server}
-    differing: set[OutputKey] = set()
+    differing: set[RequestKey] = set()
     for pair in pairs:
         if pair[1].cell.on_server or pair[0].run != pair[1].run:
             baseline, arm = (facts[placed.run].records[placed.cell.cell_id] for placed in pair)

@@ -18,6 +18,7 @@ from dflash.results.cell_metrics import arm_metrics, pair_metrics
 from dflash.results.cell_summary import CellSummary as CellSummary
 from dflash.results.cell_summary import Group as Group
 from dflash.results.cell_summary import all_at_limit as all_at_limit
+from dflash.results.columns import table_of
 from dflash.results.goodput import Slo
 from dflash.results.load_metrics import load_metrics as load_metrics
 from dflash.results.measured import Measured
@@ -149,7 +150,7 @@ class _Summariser:
         return CellSummary(
             metrics=values,
             cell=cell,
-            records=tuple(records),
+            records=table_of(records),
             pairing=pairing,
             baseline_cell_id=None if baseline is None else baseline.cell.cell_id,
             why_no_speed=why_no_speed(cell, records) if values["decode_tok_s"] is None else None,

@@ -176,6 +176,8 @@ def _count(records: Sequence[RequestRecord], outcomes: Outcomes, wanted: Outcome
 
 def _last_turns(records: Sequence[RequestRecord], prompt_ids: Collection[str]) -> list[RequestRecord]:
     """Of these prompts, the last turn that any arm has a record of."""
+    if not prompt_ids:
+        return []
     last: dict[str, int] = {}
     for record in records:
         if record.prompt_id in prompt_ids:

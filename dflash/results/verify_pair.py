@@ -11,7 +11,7 @@ from dflash.results.formats import format_bounds, format_percent, format_speedup
 from dflash.results.pairing import Pairing, pairs_of
 from dflash.results.records import Cell, DifferenceRecord, RunInfo
 from dflash.results.server_counters import cached_prompt_share
-from dflash.results.stats import intervals
+from dflash.results.stats import Interval, intervals
 from dflash.results.verify import OUTPUT_LENGTH_RATIO_RANGE, Finding, Severity
 
 # A gap between the target's two best logits up to which rounding (another order of summation, another number
@@ -44,10 +44,13 @@ def check_pair(
     """
     if pairing.unlike_prompts:
         return (_unlike_prompts(pairing),)
+    speedup, end_to_end = intervals(
+        [paired_metrics.pooled_speedup(pairing), paired_metrics.pooled_e2el_speedup(pairing)]
+    )
     findings = [
         _prompts_not_compared(pairing),
-        _slower(pairing),
-        _end_to_end_slower(pairing),
+        _slower(pairing, speedup),
+        _end_to_end_slower(speedup, end_to_end),
         _left_out(pairing),
         _unequal_lengths(pairing),
         _unequal_cached_shares(pairing),
@@ -108,9 +111,8 @@ def _prompts_not_compared(pairing: Pairing) -> Finding | None:
     return Finding("prompts_not_compared", "warning" if one_sided else "info", sentence)
 
 
-def _slower(pairing: Pairing) -> Finding | None:
+def _slower(pairing: Pairing, interval: Interval | None) -> Finding | None:
     """Only what an interval shows: without one there is no finding either way (`few_prompts` says why)."""
-    interval = paired_metrics.pooled_speedup(pairing).interval()
     if interval is None or interval.low is None or interval.high is None or interval.low >= 1:
         return None
     if interval.high >= 1:
@@ -132,10 +134,7 @@ def _slower(pairing: Pairing) -> Finding | None:
     return Finding("slower_than_baseline", "warning", sentence)
 
 
-def _end_to_end_slower(pairing: Pairing) -> Finding | None:
-    decode, end_to_end = intervals(
-        [paired_metrics.pooled_speedup(pairing), paired_metrics.pooled_e2el_speedup(pairing)]
-    )
+def _end_to_end_slower(decode: Interval | None, end_to_end: Interval | None) -> Finding | None:
     if decode is None or end_to_end is None or decode.value < 1 or end_to_end.value >= 1:
         return None
     if end_to_end.high is None or end_to_end.high >= 1:  # nothing that could be concluded

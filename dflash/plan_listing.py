@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dflash.backends import BACKENDS, create_backend
 from dflash.config import BenchmarkConfig
@@ -17,8 +16,10 @@ from dflash.plan import max_new_tokens_of, num_prompts_asked, num_warmup_of, pla
 from dflash.prompt_sets import load_prompt_sets
 from dflash.prompts import PromptSet
 from dflash.results.records import Arm, Cell
-from dflash.results.store import INFO_FILE, Run, load_run
 from dflash.stages import backend_settings, make_stages
+
+if TYPE_CHECKING:
+    from dflash.results.store import Run
 
 _AS_SET = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "reasoning", "request_rate")
 
@@ -79,9 +80,10 @@ def list_lines(cells: Sequence[PlannedCell]) -> Iterator[str]:
         status = (
             "" if cell.status is None else f"  {cell.status.replace('_', ' ')} ({cell.num_completed} done)"
         )
+        size = f"{prompts}{requests} in {_rounds(cell.repeats)}, at most {cell.max_new_tokens} new tokens{heat}"
         yield (
             f"{cell.backend}  {cell.dataset}  concurrency {cell.concurrency}{rate}  {arm}{block}  "
-            f"{prompts}{requests} in {_rounds(cell.repeats)}, at most {cell.max_new_tokens} new tokens{heat}{known}{status}"
+            f"{size}{known}{status}"
         )
     total = sum(cell.num_requests or 0 for cell in cells)
     warm = sum(cell.num_warmup_requests for cell in cells)
@@ -164,6 +166,8 @@ def _ids(part: BenchmarkConfig, sets: Mapping[str, PromptSet | None]) -> dict[tu
     backend = create_backend(part.backend, backend_settings(part))
     if not backend.capabilities.opens_at_once:
         return {}
+    import asyncio
+
     arms = planned_arms(part)
     description = asyncio.run(backend.open(arms))
     environment = fingerprint() | {"engine": dict(description.environment)}
@@ -176,8 +180,10 @@ def _ids(part: BenchmarkConfig, sets: Mapping[str, PromptSet | None]) -> dict[tu
 
 
 def _named_run(config: BenchmarkConfig) -> Run | None:
-    if config.run_name is None or not (config.output_dir / config.run_name / INFO_FILE).exists():
+    if config.run_name is None or not (config.output_dir / config.run_name).exists():
         return None
+    from dflash.results.store import load_run
+
     return load_run(config.output_dir / config.run_name)
 
 

@@ -24,7 +24,8 @@ NS_PER_S = 1_000_000_000
 class Progress(Protocol):
     """What the runner tells; a unit is one prompt with all its arms."""
 
-    def start(self, num_units: int) -> None: ...
+    def start(self, num_units: int) -> None:
+        """So many units are to come, beside those that were announced before: an engine was opened."""
 
     def start_group(self, cells: Sequence[Cell], num_units: int) -> None:
         """`num_units` of this group are to be run now; those that an earlier process did are not counted."""
@@ -158,8 +159,9 @@ class LineProgress:
         self._group_left = 0
 
     def start(self, num_units: int) -> None:
-        self._num_units = num_units
-        self._started_s = self._last_s = time.monotonic()
+        if not self._num_units:
+            self._started_s = self._last_s = time.monotonic()
+        self._num_units += num_units
 
     def start_group(self, cells: Sequence[Cell], num_units: int) -> None:
         workload = cells[0].workload
@@ -201,6 +203,10 @@ class BarProgress:
         self._drawn_s = 0.0
 
     def start(self, num_units: int) -> None:
+        if self._bar is not None:
+            task = self._bar.tasks[0]
+            self._bar.update(task.id, total=(task.total or 0) + num_units)
+            return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -90,3 +90,18 @@ def test_on_servers_every_arm_has_its_own_speed() -> None:
         figures.add(record)
     figures.add(RequestRecord("dflash", "gsm8k/0001"))
     assert figures.words() == "baseline 4.0 tok/s; dflash B=4 4.0 tok/s, length 4.00; 1 failed"
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_engines_that_are_opened_in_turn_add_to_what_is_to_come(stream: io.StringIO) -> None:
+    """Of servers that are started one after the other, each announces its own requests."""
+    progress = make_progress(False, stream)
+    if isinstance(progress, LineProgress):
+        progress._seconds_between = 0
+    for _ in range(3):
+        progress.start(2)
+        progress.end_unit()
+        progress.end_unit()
+    progress.close()
+    assert "6/6" in stream.getvalue()
+    assert "7/" not in stream.getvalue()

@@ -68,8 +68,14 @@ _GROUPS: dict[str, tuple[_Flag, ...]] = {
             None,
             "allow a block larger than the draft was trained for",
         ),
+        _Flag("draft_bits", ("--draft-bits",), int, "mlx: quantise the draft to 4 or 8 bits", "4|8"),
         _Flag("dtype", ("--dtype",), str, "default: float32 on CPU, the checkpoint's on GPU", choices=DTYPES),
-        _Flag("device", ("--device",), str, "such as cpu or cuda:0 (default: CUDA where there is one)"),
+        _Flag(
+            "device",
+            ("--device",),
+            str,
+            "such as cpu or cuda:0 (default: CUDA where there is one); mlx: cpu or gpu",
+        ),
         _Flag(
             "attn_implementation", ("--attn-implementation",), str, "attention kernel of the target", "NAME"
         ),

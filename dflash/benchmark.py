@@ -17,7 +17,7 @@ from dflash.command_line import (
     run_verb,
     write_json,
 )
-from dflash.config import ARM_NAMES, DEFAULT_DATASET, BenchmarkConfig
+from dflash.config import ARM_NAMES, DEFAULT_DATASET, IN_PROCESS_BACKENDS, BenchmarkConfig
 from dflash.errors import EXIT_DONE
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _benchmark(argv: Sequence[str]) -> int:
     from dflash.recorder import Invocation
     from dflash.runner import execute
 
-    if config.backend == "transformers" and config.model is None and not config.quiet:
+    if config.backend in IN_PROCESS_BACKENDS and config.model is None and not config.quiet:
         print("no --model is given: the quickstart pair is used", file=sys.stderr)
     with Interrupts() as interrupts:  # until the report is written: a second Ctrl-C ends at once
         outcome = execute(

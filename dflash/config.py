@@ -14,6 +14,8 @@ from dflash.server_options import NO_CAP, SERVER_BACKENDS, check_servers
 
 ARM_NAMES = ("baseline", "dflash")
 DTYPES = ("float32", "bfloat16", "float16")
+IN_PROCESS_BACKENDS = ("transformers", "mlx")  # those that load a pair
+DRAFT_BITS = (4, 8)
 DEFAULT_DATASET = "quickstart"
 MAX_RUN_NAME = 120
 MAX_INTEGER = 2**53  # every JSON reader takes integers up to here
@@ -64,6 +66,7 @@ class BenchmarkConfig:
     attn_implementation: str | None = None
     trust_remote_code: bool = False
     force_block_size: bool = False
+    draft_bits: int | None = None  # MLX: quantise the draft to 4 or 8 bits a weight
     base_url: str | None = None  # of a server; None: the engine's own port on this machine
     baseline_url: str | None = None  # of a second server, which decodes plainly
     arm_urls: tuple[str, ...] = ()  # NAME=URL, any number
@@ -258,6 +261,10 @@ def _check_models(config: BenchmarkConfig) -> None:
             raise UsageError(f"{flag} is empty", "give a model id or a folder, or drop it")
     if config.dtype is not None and config.dtype not in DTYPES:
         raise UsageError(f"unknown dtype {config.dtype!r}", f"choose from {', '.join(DTYPES)}")
+    if config.draft_bits is not None and config.backend != "mlx":
+        raise UsageError(f"--draft-bits contradicts --backend {config.backend}", "it is for --backend mlx")
+    if config.draft_bits not in (None, *DRAFT_BITS):
+        raise UsageError(f"--draft-bits {config.draft_bits} is not possible", "choose 4 or 8, or drop it")
     if config.script is not None and config.backend != "simulated":
         raise UsageError(
             f"--script contradicts --backend {config.backend}", "scripts are for --backend simulated"
@@ -267,7 +274,7 @@ def _check_models(config: BenchmarkConfig) -> None:
         None,
         DEFAULT_DATASET,
     )  # the quickstart pair bears the name of its prompts
-    if config.backend == "transformers" and not has_own_draft and not config.draft_model and drafts:
+    if config.backend in IN_PROCESS_BACKENDS and not has_own_draft and not config.draft_model and drafts:
         raise UsageError(
             f"no draft is named for the target {config.model!r}",
             "add --draft-model, or --arms baseline to measure plain decoding only",

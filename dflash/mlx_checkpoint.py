@@ -238,3 +238,8 @@ def cast(model: Any, dtype: mx.Dtype) -> None:
 
 def _shapes(weights: Mapping[str, mx.array]) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in weights.items()}
+
+
+def num_bytes(model: Any) -> int:
+    """Bytes of all parameters."""
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))

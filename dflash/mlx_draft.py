@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -204,10 +203,3 @@ class DFlashDraftModel(nn.Module):
         cache.commit(features.shape[1])
         output: mx.array = self.norm(hidden) * self.config.output_multiplier
         return output
-
-
-def num_bytes(module: Any) -> int:
-    """Bytes of all parameters of an MLX module."""
-    from mlx.utils import tree_flatten
-
-    return sum(array.nbytes for _, array in tree_flatten(module.parameters()))

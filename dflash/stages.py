@@ -27,7 +27,7 @@ _ENGINE = (
     *("backend", "model", "dtype", "device", "attn_implementation", "trust_remote_code", "reasoning"),
     *("base_url", "baseline_url", "arm_urls", "metrics_urls", "serve", "server_args", "engine_python"),
     *("route", "api_key", "api_key_variable", "headers", "verify_tls", "connect_timeout_s"),
-    *("first_token_timeout_s", "chunk_timeout_s", "timeout_s", "script"),
+    *("first_token_timeout_s", "chunk_timeout_s", "timeout_s", "script", "draft_bits"),
 )
 
 
@@ -108,6 +108,7 @@ def backend_settings(config: BenchmarkConfig) -> BackendSettings:
         attn_implementation=config.attn_implementation,
         trust_remote_code=config.trust_remote_code,
         force_block_size=config.force_block_size,
+        draft_bits=config.draft_bits,
         endpoints=endpoints_of(config) if config.backend in SERVER_BACKENDS else (),
         block_size=config.block_sizes[0] if len(config.block_sizes) == 1 else None,
         reasoning=config.reasoning,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from dflash.backends.base import Backend, ServerBackend
+from dflash.backends.base import Backend, NotesAtEnd, ServerBackend
 from dflash.code_scoring import execute_code
 from dflash.command_line import one_line
 from dflash.config import BenchmarkConfig
@@ -185,6 +185,11 @@ class Sweep:
                     self._note_end(group, end.is_cut, end.failures, number == last)
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
             self.interrupt(error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt(), current)
+        finally:
+            recorder = self._run_recorder
+            if recorder is not None and isinstance(backend, NotesAtEnd):
+                for note in backend.closing_notes():
+                    recorder.add_note(note)
 
     def _note_end(self, group: Group, is_cut: bool, failures: Mapping[str, Exception], is_last: bool) -> None:
         for cell in group.cells:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # name -> (module, class, extra that installs what it needs)
 BACKENDS: dict[str, tuple[str, str, str | None]] = {
     "transformers": ("dflash.backends.transformers", "TransformersBackend", "transformers"),
+    "mlx": ("dflash.backends.mlx", "MLXBackend", "mlx"),
     "simulated": ("dflash.backends.simulated", "SimulatedBackend", None),
     "vllm": ("dflash.backends.vllm", "VllmBackend", None),
     "sglang": ("dflash.backends.sglang", "SglangBackend", None),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from dflash.results.records import Arm, CountersState, FinishReason, PrefixCacheState
 
@@ -126,6 +126,7 @@ class BackendSettings:
     attn_implementation: str | None = None
     trust_remote_code: bool = False
     force_block_size: bool = False  # allow a block larger than the draft was trained for
+    draft_bits: int | None = None  # MLX: quantise the draft; None: as it is
     endpoints: tuple[Endpoint, ...] = ()  # empty: the engine's own port on this machine
     block_size: int | None = None  # of a server: only compared with what it says
     reasoning: str = "off"  # that will be asked for
@@ -170,6 +171,15 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Release everything; safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class NotesAtEnd(Protocol):
+    """An engine that knows, once it has run, what a reader of its numbers must know."""
+
+    def closing_notes(self) -> tuple[str, ...]:
+        """Facts to stamp on the run, asked before the engine is closed."""
         ...
 
 

@@ -100,7 +100,9 @@ def test_other_shell_lines_are_make_targets_or_installs(line):
         assert re.search(rf"^{line.split()[1]}:", makefile.read_text(encoding="utf-8"), re.MULTILINE)
     elif line.startswith("torchrun "):
         words = shlex.split(line)
-        assert words[3:6] == ["-m", "--", "dflash.benchmark"], "without -- torchrun takes --run for one of its own"
+        assert words[3:6] == ["-m", "--", "dflash.benchmark"], (
+            "without -- torchrun takes --run for one of its own"
+        )
         parse_benchmark_arguments(words[6:])
     else:
         extras = re.fullmatch(r"pip install '\.\[(.+)\]'", line)

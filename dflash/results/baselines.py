@@ -101,8 +101,14 @@ def cell_differences(
     before, now = dict(_place(one.cell, infos[one.run])), dict(_place(other.cell, infos[other.run]))
     pairs += [(name, before.get(name), now.get(name)) for name in dict.fromkeys((*before, *now))]
     differences = [pair for pair in pairs if pair[1] != pair[2]]
-    own = [placed.cell.workload.dataset for placed in (one, other) if has_own_history(placed.cell)]
-    return [*differences, *([("history", "own", "of the baseline")] if own else [])]
+    histories = ["own" if has_own_history(placed.cell) else "of the baseline" for placed in (one, other)]
+    if "own" in histories:
+        differences.append(("history", histories[0], histories[1]))
+    ids = (
+        one.cell.workload_id,
+        other.cell.workload_id,
+    )  # they may come from fields that only one release knows
+    return differences if differences or ids[0] == ids[1] else [("workload_id", *ids)]
 
 
 def told_differences(one: RunInfo, other: RunInfo) -> list[tuple[str, object, object]]:

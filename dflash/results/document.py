@@ -65,6 +65,12 @@ def json_document_of_runs(
         "exit_code": exit_code,
         "notes": notes,
         "cells": [_cell_document(cell, summary.infos) for cell in summary.cells],
+        "retired_cells": [
+            {"run": run.info.name, **_retired_document(run, cell)}
+            for run in runs
+            for cell in run.info.cells
+            if cell.is_retired
+        ],
     }
 
 

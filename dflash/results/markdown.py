@@ -108,7 +108,7 @@ def render_runs(
     parts = [f"# {title}", *(f"**Not in this report: {escape(item.words)}.**" for item in unread)]
     parts += markdown_answer.answer(infos, summary)
     sections_shown = _sections(infos, summary, names, published)
-    parts.append(_contents(title for title, _ in sections_shown))
+    parts.append(_contents([title for title, _ in sections_shown]))
     for title, body in sections_shown:
         parts += [f"## {title}", *body]
     return "\n\n".join(parts) + "\n"
@@ -125,7 +125,8 @@ def anchors_of(report: str) -> dict[str, str]:
     return {title: anchor(title) for title in titles}
 
 
-def _contents(titles: Iterable[str]) -> str:
+def _contents(titles: Sequence[str]) -> str:
+    """A link to every section."""
     return " · ".join(f"[{title}](#{anchor(title)})" for title in titles)
 
 

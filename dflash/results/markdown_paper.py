@@ -89,9 +89,7 @@ def measured_rows(groups: Sequence[Group]) -> list[PaperRow]:
 
 
 def published_rows(summary: RunSummary, published: Published) -> list[PaperRow]:
-    """What was published for the same target, data set, temperature and reasoning, of one request at a time or of a
-    load that is not told apart.
-    """
+    """What was published for the same target, data set, temperature and reasoning, in tables of data sets."""
     rows: dict[tuple[str, str, str], PaperRow] = {}
     for figure in _figures_beside(summary, published):
         if figure.across_concurrency or (figure.speedup is None and figure.acceptance_length is None):

@@ -66,6 +66,51 @@ def test_bars_show_the_speedups_and_the_line_at_one():
     assert any(list(line.get_xdata()) == [1, 1] for line in axes.lines)
 
 
+def test_whiskers_are_the_intervals():
+    summary = summarise_run(made_up_run(block_sizes=(2, 3, 8)))
+    for draw, name, cells in (
+        (plots.draw_speedup, "speedup", summary.cells[1:]),
+        (plots.draw_decode_speed, "decode_tok_s", summary.cells),
+    ):
+        (axes,) = draw(summary).axes
+        found = [bars.get_segments()[0][:, 0] for bars in axes.collections]
+        expected = [(interval.low, interval.high) for item in cells if (interval := item.interval(name))]
+        assert len(found) == len(cells)
+        for whisker, bounds in zip(found, expected, strict=True):
+            assert list(whisker) == pytest.approx(bounds)
+
+
+def test_bars_of_decode_speed_are_of_all_arms():
+    summary = summarise_run(made_up_run())
+    (axes,) = plots.draw_decode_speed(summary).axes
+    expected = [item.number("decode_tok_s") for item in summary.cells]
+    assert [patch.get_width() for patch in axes.patches] == pytest.approx(expected)
+
+
+def test_bars_of_categories_are_the_figures_of_the_parts():
+    summary = summarise_run(made_up_run(block_sizes=(2, 8), num_prompts=12))
+    for axes, name in zip(plots.draw_categories(summary).axes, ("speedup", "acceptance_length"), strict=True):
+        for bars, arm in zip(axes.containers, summary.cells[1:], strict=True):
+            expected = [part.number(name) for part in arm.breakdowns.categories]
+            assert [bar.get_width() for bar in bars] == pytest.approx(expected)
+
+
+def test_points_of_output_lengths_are_both_arms_of_each_request():
+    run = made_up_run(block_sizes=(3,))
+    records = tuple(
+        replace(record, num_output_tokens=77) if record.cell_id.endswith("b3") and i % 3 == 0 else record
+        for i, record in enumerate(run.records)
+    )
+    (axes,) = plots.draw_output_lengths(summarise_run(replace(run, records=records))).axes
+    points = sorted(tuple(point) for dots in axes.collections for point in dots.get_offsets())
+    by_cell = [
+        {item.prompt_id: item.num_output_tokens for item in records if item.cell_id.endswith(name)}
+        for name in ("baseline", "b3")
+    ]
+    assert points == sorted((by_cell[0][prompt], by_cell[1][prompt]) for prompt in by_cell[0])
+    assert any(x != y for x, y in points)
+
+
 def test_histogram_bars_are_shares_of_steps():
     summary = summarise_run(made_up_run(block_sizes=(3,)))
     (axes,) = acceptance_plots.draw_histograms(summary).axes

@@ -111,6 +111,7 @@ def test_other_versions_are_compared_and_told():
         (lambda run: with_workload(run, max_new_tokens=64), "max_new_tokens differs (64, there 128)"),
         (lambda run: with_workload(run, target="other"), "target differs (other, there made-up-135m)"),
         (lambda run: with_workload(run, prompts_digest="d2"), "prompts_digest differs (d2, there d1)"),
+        (with_workload, "workload_id differs (other, there quickstart)"),
         (lambda run: with_workload(run, concurrency=4), "concurrency differs (4, there 1)"),
         (
             lambda run: changed(run, machine={"cpu": "another CPU", "num_cores": 2}),

@@ -60,7 +60,8 @@ def test_nothing_heavy_is_imported(code: str) -> None:
     loaded = modules_after(code)
     assert loaded & {"dflash"}
     assert loaded.isdisjoint(HEAVY), sorted(loaded & set(HEAVY))
-    assert len(loaded) < 200, "an interpreter has about 60 modules, argparse and dataclasses bring the rest"
+    # an interpreter has about 60 modules, argparse and dataclasses bring most of the rest; --list reads data sets
+    assert len(loaded) < (240 if "dflash.dataset_store" in loaded else 200)
 
 
 def test_reading_rows_and_showing_a_prompt_loads_nothing_heavy() -> None:

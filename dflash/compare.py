@@ -97,14 +97,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _compare(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(list(argv))
-    for file in (options.json_file, options.markdown, options.junit):
-        check_json_file(file)
+    _check_outputs(options)
     rules = _rules(options)
     if options.calibrate:
         return _calibrate(options, rules)
     if len(options.runs) == 1 and options.accept:
         return _accept(options)
     return _gate(options, rules)
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    files = {"--json": options.json_file, "--markdown": options.markdown, "--junit": options.junit}
+    for file in files.values():
+        check_json_file(file)
+    printed = [flag for flag, file in files.items() if file == STANDARD_OUTPUT]
+    printed += ["--annotations"] if options.annotations and printed else []
+    if len(printed) > 1:
+        raise UsageError(
+            f"{printed[0]} and {printed[1]} both go to standard output", "write one of them to a file"
+        )
 
 
 def _rules(options: argparse.Namespace) -> Rules:
@@ -202,11 +213,14 @@ def _calibrate(options: argparse.Namespace, rules: Rules) -> int:
     loaded = [_load(folder) for folder in options.runs]
     report = calibrate([item.run for item in loaded], rules)
     store = _store(options, loaded[0].run)
-    kept = "no suite was named, so the calibration is not kept" if store is None else None
-    if store is not None:
+    if store is None:
+        kept = "not kept: no suite is named (--suite)"
+    elif not report.is_of_like_runs:
+        kept = "not kept: some of the runs cannot be compared"
+    else:
         write_calibration(store.calibration_file, report.calibration)
         kept = f"kept in {store.calibration_file}"
-    report = replace(report, notes=(*report.notes, *([kept] if kept else [])))
+    report = replace(report, notes=(*report.notes, kept))
     _write_page(options, render_calibration(report))
     write_json(options.json_file, calibration_document(report))
     return EXIT_DONE

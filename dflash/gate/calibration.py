@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import permutations
 
 from dflash.errors import UsageError
 from dflash.gate.calibrated import Calibration, CellSpread, cell_key
-from dflash.gate.comparison import GatedRun, Rules, compare_runs
-from dflash.gate.estimates import repeats_agree, rows_by_prompt, squares_about_mean
+from dflash.gate.comparison import GatedRun, Rules, judge_runs
+from dflash.gate.estimates import squares_about_mean
 from dflash.gate.fingerprint import machine_fingerprint
 from dflash.gate.pairing import slot_of
+from dflash.gate.prompt_sums import repeated_sums
 from dflash.gate.quantities import QUANTITIES, Quantity
 from dflash.gate.records import CellPair, Comparison, Gate, Verdict
 from dflash.gate.sides import Side, whole_turns
@@ -53,7 +54,12 @@ class CalibrationReport:
 
     calibration: Calibration
     gates: tuple[GateCalibration, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_of_like_runs(self) -> bool:
+        """Whether every pair could be compared: only then is the spread one of noise."""
+        return all(gate.reason is None for gate in self.gates)
 
 
 def calibrate(runs: Sequence[GatedRun], rules: Rules) -> CalibrationReport:
@@ -64,11 +70,11 @@ def calibrate(runs: Sequence[GatedRun], rules: Rules) -> CalibrationReport:
     """
     if len(runs) < 2:
         raise UsageError(f"--calibrate got {len(runs)} run", "give two or more runs in which nothing changed")
-    if len({id(run.info) for run in runs}) < len(runs):
+    if len({(run.info.name, run.info.created_at) for run in runs}) < len(runs):
         raise UsageError("--calibrate got the same run twice", "give runs that were made one after the other")
     found: dict[tuple[str, tuple[object, ...]], list[Comparison]] = {}
     for base, new in permutations(runs, 2):
-        for comparison in compare_runs(base, new, rules).comparisons:
+        for comparison in judge_runs(base, new, rules).comparisons:
             found.setdefault((comparison.gate.text, slot_of(comparison.pair.cell)), []).append(comparison)
     gates = tuple(_gate_calibration(comparisons) for comparisons in found.values())
     calibration = Calibration(
@@ -141,9 +147,11 @@ def _spread(cell: Cell, quantity: Quantity, sides: Sequence[Side], num_repeats: 
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None
-    rows = [rows_by_prompt(quantity, side) for side in cut]
-    same = not quantity.is_time and all(one == rows[0] for one in rows)
-    is_deterministic = same and bool(rows[0]) and (num_repeats == 1 or repeats_agree(rows[0]))
+    first, *others = (repeated_sums(quantity, side) for side in cut)
+    same = first is not None and all(other is not None and first.equals(other) for other in others)
+    is_deterministic = (
+        same and not quantity.is_time and first is not None and (num_repeats == 1 or first.repeats_agree)
+    )
     logs = [math.log(value) for value in known if value > 0]
     variance = squares_about_mean(logs) / (len(logs) - 1) if len(logs) == len(known) else None
     return CellSpread(cell_key(cell), quantity.name, len(sides), num_repeats, variance, is_deterministic)

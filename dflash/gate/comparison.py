@@ -41,10 +41,17 @@ class GatedRun:
 
     info: RunInfo
     sides: Mapping[str, Side]  # by cell id
+    errors: tuple[str, ...] = ()  # what the run's own checks found broken
 
     @classmethod
     def of(cls, info: RunInfo, summary: RunSummary) -> GatedRun:
-        return cls(info, sides_of(summary))
+        errors = tuple(
+            f"{cell.cell.arm.label} on {cell.cell.workload.dataset}: {finding.sentence}"
+            for cell in summary.cells
+            for finding in cell.findings
+            if finding.severity == "error"
+        )
+        return cls(info, sides_of(summary), errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +76,18 @@ class _Trial:
     p_value: float | None = None
 
 
-def compare_runs(base: GatedRun, new: GatedRun, rules: Rules) -> GateReport:
-    """Every gate at every pair of cells, with its verdict.
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Every gate at every pair of cells, judged together."""
+
+    pairs: tuple[CellPair, ...]
+    comparisons: tuple[Comparison, ...]
+    unused: tuple[Gate, ...]  # that somebody asked for, and no cell has
+    num_tested: int
+
+
+def judge_runs(base: GatedRun, new: GatedRun, rules: Rules) -> Judgement:
+    """Pair the cells, and judge every gate at every pair that it means.
 
     Raises:
         UsageError: an allowed field that there is none of.
@@ -85,27 +102,43 @@ def compare_runs(base: GatedRun, new: GatedRun, rules: Rules) -> GateReport:
         if trial is not None
     ]
     tried = {id(trial.gate) for trial in trials}
-    unused = [gate for gate in rules.gates if id(gate) not in tried and not gate.is_default]
-    judged, num_tested = _judge(trials)
+    unused = tuple(gate for gate in rules.gates if id(gate) not in tried and not gate.is_default)
+    comparisons, num_tested = _judge(trials)
+    return Judgement(pairs, comparisons, unused, num_tested)
+
+
+def compare_runs(base: GatedRun, new: GatedRun, rules: Rules) -> GateReport:
+    """What is said about two runs: verdicts, what a change of speed is due to, and what a reader must know.
+
+    Raises:
+        UsageError: an allowed field that there is none of.
+    """
+    judged = judge_runs(base, new, rules)
     splits = tuple(
         split
-        for pair in pairs
+        for pair in judged.pairs
         if pair.base is not None and pair.new is not None and not pair.refused(is_time=True)
         for split in (split_speed(pair, base.sides[pair.base.cell_id], new.sides[pair.new.cell_id]),)
         if split is not None
     )
-    comparisons = tuple(_with_factors(comparison, splits) for comparison in judged)
+    comparisons = tuple(_with_factors(comparison, splits) for comparison in judged.comparisons)
+    broken = [
+        f"an error of the {which} run: {sentence}"
+        for which, run in (("base", base), ("new", new))
+        for sentence in run.errors
+    ]
+    notes = (*broken, *_notes(judged.pairs, judged.unused, comparisons))
     report = GateReport(
         base.info.name,
         new.info.name,
         comparisons,
         splits,
-        pairs,
-        _notes(pairs, unused, comparisons),
-        num_tested,
+        judged.pairs,
+        notes,
+        judged.num_tested,
         rules.strict,
     )
-    return replace(report, exit_code=_exit_code(report, unused))
+    return replace(report, exit_code=_exit_code(report, judged.unused))
 
 
 def _with_tokens(pairs: Sequence[CellPair], base: GatedRun, new: GatedRun) -> list[CellPair]:

@@ -16,21 +16,15 @@ compared exactly: its variance is 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
+import numpy
+
+from dflash.gate.prompt_sums import RepeatedSums, repeated_sums
 from dflash.gate.quantities import Quantity
 from dflash.gate.records import Basis, CalibratedSpread, Change, RunSpread, Spread
 from dflash.gate.sides import Side, common_turns
 from dflash.results.stats import MIN_PROMPTS_FOR_INTERVAL, resample_sums
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    Floats = NDArray[numpy.float64]
-
-_RELATIVE_STEP = 1e-6  # of numeric derivatives
 
 
 def estimate(
@@ -54,65 +48,40 @@ def estimate(
     if not quantity.over_all:
         turns, left_out = common_turns(base, new, paired=quantity.is_paired)
         base, new = base.of_turns(turns), new.of_turns(turns)
-    base_rows, new_rows = rows_by_prompt(quantity, base), rows_by_prompt(quantity, new)
-    if base_rows is not None and new_rows is not None:
-        names = [name for name in base_rows if name in new_rows]
-        if len(names) < max(len(base_rows), len(new_rows)):
+    sums = repeated_sums(quantity, base), repeated_sums(quantity, new)
+    num_prompts = len(set(new.records.texts("prompt_id").tolist()))
+    both: tuple[RepeatedSums, RepeatedSums] | None = None
+    if sums[0] is not None and sums[1] is not None:
+        known = set(sums[1].names)
+        names = [name for name in sums[0].names if name in known]
+        if len(names) < num_prompts:
             base, new = base.of_prompts(set(names)), new.of_prompts(set(names))
-        base_rows, new_rows = ({name: rows[name] for name in names} for rows in (base_rows, new_rows))
+        both = sums[0].of_prompts(names), sums[1].of_prompts(names)
         num_prompts = len(names)
-    else:
-        num_prompts = len({record.prompt_id for record in new.records})
     values = quantity.value(base), quantity.value(new)
-    if is_exact(quantity, base_rows, new_rows, is_deterministic=is_deterministic):
+    if both is not None and is_exact(quantity, *both, is_deterministic=is_deterministic):
         return _change(values, "exact", Spread(num_prompts), (base, new), left_out)
-    spread = _spread(quantity, (base, new), (base_rows, new_rows), calibrated, num_prompts)
+    spread = _spread(quantity, (base, new), both, calibrated, num_prompts)
     return _change(values, _basis(spread, calibrated), spread, (base, new), left_out)
 
 
 def estimate_value(quantity: Quantity, side: Side) -> Change | None:
     """A value as the change from itself to itself, with the spread of that one value."""
-    rows = rows_by_prompt(quantity, side)
-    num_prompts = len(rows) if rows is not None else len(set(side.records.texts("prompt_id").tolist()))
-    prompts = None if rows is None else _bootstrap_variance(quantity, (side,), (rows,))
-    requests = 0.0 if rows is None else request_variance(quantity, side, rows)
-    spread = Spread(num_prompts, prompts, run_spread(quantity, (side,), requests))
+    sums = repeated_sums(quantity, side)
+    num_prompts = len(set(side.records.texts("prompt_id").tolist())) if sums is None else len(sums.names)
+    prompts = None if sums is None else _bootstrap_variance([sums])
+    requests = 0.0 if sums is None else sums.request_variance()
+    runs = run_spread([_values_of_repeats(quantity, side, sums)], requests)
+    spread = Spread(num_prompts, prompts, runs)
     value = quantity.value(side)
     return _change((value, value), _basis(spread, None), spread, (side, side), 0)
 
 
-PromptRows = dict[str, list[tuple[float, ...]]]
-
-
-def rows_by_prompt(quantity: Quantity, side: Side) -> PromptRows | None:
-    """The sums behind a quantity: for every prompt one row per repeat; of prompts that have a row in all of them.
-
-    None for a quantity that is not made from sums over prompts.
-    """
-    if quantity.pooled is None:
-        return None
-    sums = [quantity.pooled(side.of_repeat(repeat)).sums for repeat in side.repeats]
-    if not sums:
-        return {}
-    return {name: [one[name] for one in sums] for name in sums[0] if all(name in one for one in sums)}
-
-
-def repeats_agree(rows: PromptRows | None) -> bool:
-    """Whether two or more repeats gave the same sums for every prompt: then the quantity does not vary here."""
-    return bool(rows) and all(
-        len(each) > 1 and each.count(each[0]) == len(each) for each in (rows or {}).values()
-    )
-
-
-def is_exact(
-    quantity: Quantity, base: PromptRows | None, new: PromptRows | None, *, is_deterministic: bool
-) -> bool:
+def is_exact(quantity: Quantity, base: RepeatedSums, new: RepeatedSums, *, is_deterministic: bool) -> bool:
     """Counted and shown not to vary; or nothing at all differs, so that there is nothing to estimate."""
-    if quantity.is_time:
-        return base is not None and bool(base) and base == new
-    return (
-        is_deterministic or (repeats_agree(base) and repeats_agree(new)) or (base is not None and base == new)
-    )
+    if base.equals(new):
+        return True
+    return not quantity.is_time and (is_deterministic or (base.repeats_agree and new.repeats_agree))
 
 
 def squares_about_mean(values: Sequence[float]) -> float:
@@ -121,77 +90,41 @@ def squares_about_mean(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values)
 
 
-def run_spread(quantity: Quantity, sides: Sequence[Side], requests: float) -> RunSpread | None:
-    """How runs vary, from the repeats of both: s² = sum of both runs' squares about their means / (sum of R - 1).
+def run_spread(values: Sequence[Sequence[float]], requests: float) -> RunSpread | None:
+    """How runs vary, from the repeats of one or both: s² = sum of their squares about their means / sum of (R - 1).
 
-    None where one has fewer than two repeats, or a value that has no logarithm.
+    Args:
+        values: of each run, the quantity in each of its repeats.
+        requests: what of it is noise of single requests.
+
+    Returns:
+        None where one has fewer than two repeats, or a value that has no logarithm.
     """
-    logs = []
-    for side in sides:
-        values = [quantity.value(side.of_repeat(repeat)) for repeat in side.repeats]
-        logs.append([math.log(value) for value in values if value is not None and value > 0])
-        if len(values) < 2 or len(logs[-1]) < len(values):
-            return None
+    if any(len(each) < 2 or not all(value > 0 for value in each) for each in values):
+        return None
+    logs = [[math.log(value) for value in each] for each in values]
     degrees = sum(len(each) - 1 for each in logs)
     variance = math.fsum(map(squares_about_mean, logs)) / degrees
     return RunSpread(variance, degrees, len(logs[0]), len(logs[1]) if len(logs) > 1 else 0, requests)
 
 
-def request_variance(quantity: Quantity, side: Side, rows: PromptRows) -> float:
-    """The part of the variance of log(quantity) that is noise of single requests: N R s_e².
-
-    Each prompt's sums in each repeat, times the gradient of log(formula), are its contribution to log(quantity); s_e²
-    is the mean square of what prompt and repeat together leave unexplained of them, over (N - 1)(R - 1) degrees of
-    freedom.
-    """
-    import numpy
-
-    sums = numpy.asarray(list(rows.values()), dtype=numpy.float64)  # [prompts, repeats, columns]
-    num_prompts, num_repeats, _ = sums.shape
-    if num_prompts < 2 or num_repeats < 2 or quantity.pooled is None:
-        return 0.0
-    gradient = _log_gradient(quantity.pooled(side).formula, sums.sum(axis=(0, 1)))
-    parts = sums @ gradient  # [prompts, repeats]
-    rest = parts - parts.mean(axis=1, keepdims=True) - parts.mean(axis=0, keepdims=True) + parts.mean()
-    mean_square = float((rest**2).sum()) / ((num_prompts - 1) * (num_repeats - 1))
-    return float(num_prompts * num_repeats * mean_square)
+def _values_of_repeats(quantity: Quantity, side: Side, sums: RepeatedSums | None) -> list[float]:
+    """The quantity in each repeat; NaN where it is not known."""
+    if sums is not None:
+        return sums.of_repeats()
+    values = (quantity.value(side.of_repeat(repeat)) for repeat in side.repeats)
+    return [math.nan if value is None else value for value in values]
 
 
-def _log_gradient(formula: Callable[..., Any], totals: Floats) -> Floats:
-    """d log(formula) / d total, for every total; central differences."""
-    import numpy
-
-    gradient = numpy.zeros(len(totals))
-    for place, total in enumerate(totals):
-        step = abs(total) * _RELATIVE_STEP
-        if step:
-            high, low = totals.copy(), totals.copy()
-            high[place] += step
-            low[place] -= step
-            values = float(formula(*high)), float(formula(*low))
-            gradient[place] = (
-                (math.log(values[0]) - math.log(values[1])) / (2 * step) if min(values) > 0 else 0.0
-            )
-    return gradient
-
-
-def _bootstrap_variance(
-    quantity: Quantity, sides: Sequence[Side], rows: Sequence[PromptRows]
-) -> float | None:
-    """Variance of log(last / first), or of log(only), over draws of prompts, the same for all sides."""
-    num_prompts = len(rows[0])
-    if num_prompts < MIN_PROMPTS_FOR_INTERVAL or quantity.pooled is None:
+def _bootstrap_variance(sums: Sequence[RepeatedSums]) -> float | None:
+    """Variance of log(last / first), or of log(only), over draws of prompts, the same for all; None for too few."""
+    if len(sums[0].names) < MIN_PROMPTS_FOR_INTERVAL:
         return None
-    import numpy
-
-    sums = [numpy.asarray(list(each.values()), dtype=numpy.float64).sum(axis=1) for each in rows]
-    resampled = resample_sums(numpy.concatenate(sums, axis=1))  # [resamples, columns of all sides]
-    width = sums[0].shape[1]
+    rows = [each.sums.sum(axis=1) for each in sums]  # [prompts, columns]
+    resampled = resample_sums(numpy.concatenate(rows, axis=1))  # [resamples, columns of all]
+    drawn = numpy.split(resampled, numpy.cumsum([own.shape[1] for own in rows])[:-1], axis=1)
     with numpy.errstate(divide="ignore", invalid="ignore"):
-        logs = [
-            numpy.log(numpy.asarray(quantity.pooled(side).formula(*resampled[:, place : place + width].T)))
-            for place, side in zip(range(0, width * len(sides), width), sides, strict=True)
-        ]
+        logs = [numpy.log(numpy.asarray(each.formula(*own.T))) for each, own in zip(sums, drawn, strict=True)]
         changes = logs[-1] - logs[0] if len(logs) > 1 else logs[0]
     changes = changes[numpy.isfinite(changes)]
     return float(numpy.var(changes, ddof=1)) if changes.size > 1 else None
@@ -200,20 +133,22 @@ def _bootstrap_variance(
 def _spread(
     quantity: Quantity,
     sides: tuple[Side, Side],
-    rows: tuple[PromptRows | None, PromptRows | None],
+    sums: tuple[RepeatedSums, RepeatedSums] | None,
     calibrated: CalibratedSpread | None,
     num_prompts: int,
 ) -> Spread:
-    known = [each for each in rows if each is not None]
-    prompts = _bootstrap_variance(quantity, sides, known) if len(known) == 2 else None
+    prompts = None if sums is None else _bootstrap_variance(sums)
     if not quantity.is_time and prompts is not None:
         return Spread(num_prompts, prompts)
-    requests = sum(request_variance(quantity, side, each) for side, each in zip(sides, known, strict=False))
+    requests = 0.0 if sums is None or prompts is None else sum(each.request_variance() for each in sums)
     if calibrated is not None:
-        return Spread(
-            num_prompts, prompts, RunSpread(calibrated.variance, calibrated.num_runs - 1, 1, 1, requests)
-        )
-    return Spread(num_prompts, prompts, run_spread(quantity, sides, requests))
+        runs = RunSpread(calibrated.variance, calibrated.num_runs - 1, 1, 1, requests)
+        return Spread(num_prompts, prompts, runs)
+    values = [
+        _values_of_repeats(quantity, side, each)
+        for side, each in zip(sides, sums or (None, None), strict=True)
+    ]
+    return Spread(num_prompts, prompts, run_spread(values, requests))
 
 
 def _change(

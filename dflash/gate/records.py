@@ -135,14 +135,18 @@ class Spread:
 
     @property
     def degrees_of_freedom(self) -> float:
-        """Satterthwaite: V² / sum(V_i² / f_i) over the parts V_i as they were estimated, with f_i degrees each."""
+        """Satterthwaite: V² / sum(V_i² / f_i) over the parts V_i as they were estimated, with f_i degrees each.
+
+        At least the smallest f_i: what is taken off for the noise of requests must not make V less certain than that.
+        """
         whole = self.variance
         if whole <= 0:
             return math.inf
-        shares = ((self.prompts or 0.0) / whole) ** 2 / max(1, self.num_prompts - 1)
+        parts = [(self.prompts, max(1, self.num_prompts - 1))] if self.prompts is not None else []
         if self.runs is not None:
-            shares += (self.runs.of_change / whole) ** 2 / self.runs.degrees_of_freedom
-        return 1 / shares
+            parts.append((self.runs.of_change, self.runs.degrees_of_freedom))
+        found = 1 / sum((part / whole) ** 2 / degrees for part, degrees in parts)
+        return max(found, min(degrees for _, degrees in parts))
 
 
 @dataclass(frozen=True, slots=True)

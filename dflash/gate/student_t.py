@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 _MANY = 1e6  # degrees of freedom beyond which the normal distribution is the same to six digits
 _TINY = 1e-300
+_PRECISION = 1e-11
 _MAX_TERMS = 500
 
 
@@ -32,7 +33,7 @@ def two_sided_quantile(confidence: float, degrees_of_freedom: float) -> float:
     low, high = 0.0, 1.0
     while two_sided_p_value(high, degrees_of_freedom) > 1 - confidence:
         low, high = high, 2 * high
-    for _ in range(60):
+    while high - low > _PRECISION * high:
         middle = (low + high) / 2
         if two_sided_p_value(middle, degrees_of_freedom) > 1 - confidence:
             low = middle

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -106,6 +107,8 @@ def test_unlike_runs_are_exit_code_5_and_can_be_let_pass(base, tmp_path, capsys)
         ["a", "b", "--calibration", "none.json"],
         ["a", "b", "--json", "no/folder/x.json"],
         ["--calibrate"],
+        ["a", "b", "--json", "-", "--annotations"],
+        ["a", "b", "--json", "-", "--markdown", "-"],
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, capsys):
@@ -162,6 +165,23 @@ def test_a_calibration_is_printed_and_kept(tmp_path, capsys):
     document = json.loads(capsys.readouterr().out)
     assert {item["basis"] for item in document["comparisons"]} == {"calibration"}
     assert main([*folders[:2], "--suite", "other", "--calibration", str(kept), "--quiet"]) == 0
+
+
+def test_a_calibration_of_unlike_runs_is_not_kept(base, new, tmp_path, capsys):
+    other = str(write(made_up("other", seed=3, workload={"seed": 7}), tmp_path / "reports"))
+    assert main(["--calibrate", base, new, other, "--fail-if", "tpot_s:+5%"]) == 0
+    out = capsys.readouterr().out
+    assert "not kept: some of the runs cannot be compared" in out
+    assert "seed differs" in out
+    assert not list((tmp_path / "reports").glob("baselines/*"))
+
+
+def test_a_run_that_its_own_checks_call_broken_is_said(base, tmp_path, capsys):
+    odd = made_up("odd", seed=2)
+    first = replace(odd.records[1], num_draft_tokens=1, num_accepted_tokens=5)
+    folder = write(replace(odd, records=(odd.records[0], first, *odd.records[2:])), tmp_path / "reports")
+    main([base, str(folder), "--fail-if", "tpot_s:+5%"])
+    assert "- an error of the new run: dflash B=8 on gsm8k" in capsys.readouterr().out
 
 
 def test_help_imports_no_heavy_package():

@@ -9,9 +9,10 @@ import statistics
 import pytest
 from gated_runs import gated, made_up
 
-from dflash.gate.estimates import estimate, request_variance, rows_by_prompt, squares_about_mean
+from dflash.gate.estimates import estimate, squares_about_mean
 from dflash.gate.intervals import half_width, needed_to_tell
 from dflash.gate.judge import holm_levels
+from dflash.gate.prompt_sums import repeated_sums
 from dflash.gate.quantities import QUANTITIES
 from dflash.gate.records import CalibratedSpread, RunSpread, Spread
 
@@ -40,20 +41,18 @@ def test_between_runs_is_the_pooled_variance_of_the_repeats_logarithms():
 
 
 def test_a_factor_of_a_whole_repeat_is_no_noise_of_requests():
-    one = side(run_noise=0.05, seed=1)
-    rows = rows_by_prompt(TPOT, one)
-    assert rows is not None
-    assert request_variance(TPOT, one, rows) < 1e-5
+    sums = repeated_sums(TPOT, side(run_noise=0.05, seed=1))
+    assert sums is not None
+    assert sums.request_variance() < 1e-5
 
 
 def test_the_noise_of_requests_is_told_from_that_of_repeats():
     """Requests off by 5 %: the variance of the pooled log is 0.05² times the sum of squared shares, over 3."""
     found = []
     for seed in range(20):
-        one = side(noise=0.05, run_noise=0.01, num_prompts=64, seed=seed)
-        rows = rows_by_prompt(TPOT, one)
-        assert rows is not None
-        found.append(request_variance(TPOT, one, rows))
+        sums = repeated_sums(TPOT, side(noise=0.05, run_noise=0.01, num_prompts=64, seed=seed))
+        assert sums is not None
+        found.append(sums.request_variance())
     weights = [61 + 12 * prompt - 1 for prompt in range(64)]
     shares = [weight / sum(weights) for weight in weights]
     expected = 0.05**2 * sum(share**2 for share in shares) / 3

@@ -6,14 +6,15 @@ moment of its arrival, and where those are not known of every request there is n
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from dflash.results.columns import RequestTable, table_of
+from dflash.results.columns import Mask, RequestTable, table_of
 from dflash.results.in_flight import Stretch, Window, busy_spans, steady_windows
 from dflash.results.records import Cell, ChunkRecord, RequestRecord
 from dflash.results.request_metrics import NS_PER_S, Records
@@ -22,6 +23,7 @@ Integers = NDArray[numpy.int64]
 
 PEAK_WINDOW_NS = NS_PER_S
 MIN_STEADY_NS = NS_PER_S
+_CHUNKS_AT_ONCE = 1_000  # lines whose numbers become one array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,8 +31,8 @@ class StretchArrivals:
     """The chunks of one stretch of load, in no order; one entry a chunk."""
 
     times_ns: Integers
-    num_tokens: Integers
-    num_decode_tokens: Integers  # 0 for a first chunk
+    num_tokens: NDArray[numpy.integer[Any]]
+    is_first: Mask  # of its request: its tokens are no decode tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +61,7 @@ def collect_arrivals(
     for chunk in chunks:
         if chunk.cell_id in collected:
             collected[chunk.cell_id].add(chunk)
-    return {cell_id: found.arrivals() for cell_id, found in collected.items()}
+    return {cell_id: collected.pop(cell_id).arrivals() for cell_id in tuple(collected)}
 
 
 class _Chunks:
@@ -71,7 +73,9 @@ class _Chunks:
         self._rows: list[int] = []  # whose chunks they are
         self._num_gaps: list[int] = []
         self._num_sizes: list[int] = []
-        self._gaps_ns, self._sizes = array("q"), array("q")
+        self._waiting: list[ChunkRecord] = []
+        self._gaps_ns: list[Integers] = []
+        self._sizes: list[Integers] = []
 
     def add(self, chunk: ChunkRecord) -> None:
         if self._places is None:
@@ -82,17 +86,26 @@ class _Chunks:
             self._rows.append(row)
             self._num_gaps.append(len(chunk.gaps_ns))
             self._num_sizes.append(len(chunk.num_tokens))
-            self._gaps_ns.extend(chunk.gaps_ns)
-            self._sizes.extend(chunk.num_tokens)
+            self._waiting.append(chunk)
+            if len(self._waiting) >= _CHUNKS_AT_ONCE:
+                self._join()
+
+    def _join(self) -> None:
+        """Numbers of many requests are made into an array at once: they are small as that."""
+        waiting, self._waiting = self._waiting, []
+        gaps_ns = chain.from_iterable(chunk.gaps_ns for chunk in waiting)
+        sizes = chain.from_iterable(chunk.num_tokens for chunk in waiting)
+        self._gaps_ns.append(numpy.fromiter(gaps_ns, dtype=numpy.int64))
+        self._sizes.append(numpy.fromiter(sizes, dtype=numpy.int64))
 
     def arrivals(self) -> Arrivals:
         """What the chunks of all requests say."""
         if not self._rows:
             return Arrivals()
+        self._join()
         rows = numpy.array(self._rows)
         num_gaps, num_sizes = numpy.array(self._num_gaps), numpy.array(self._num_sizes)
-        gaps_ns = numpy.frombuffer(self._gaps_ns, dtype=numpy.int64)
-        sizes = numpy.frombuffer(self._sizes, dtype=numpy.int64)
+        gaps_ns, sizes = numpy.concatenate(self._gaps_ns), numpy.concatenate(self._sizes)
         total, first, last = (
             self._requests.integers(name).take(rows) for name in ("num_output_tokens", "first_ns", "last_ns")
         )
@@ -103,14 +116,14 @@ class _Chunks:
         times_ns = _chunk_times_ns(
             first.values[sized], gaps_ns[numpy.repeat(sized, num_gaps)], num_sizes[sized]
         )
-        num_tokens = sizes[numpy.repeat(sized, num_sizes)]
-        num_decode_tokens = num_tokens.copy()
-        num_decode_tokens[numpy.cumsum(num_sizes[sized]) - num_sizes[sized]] = 0
         late = num_late[is_late]
+        num_tokens = numpy.concatenate([sizes[numpy.repeat(sized, num_sizes)], late])
+        is_first = numpy.zeros(len(num_tokens), dtype=bool)
+        is_first[numpy.cumsum(num_sizes[sized]) - num_sizes[sized]] = True
         chunks = StretchArrivals(
             numpy.concatenate([times_ns, last.values[is_late]]),
-            numpy.concatenate([num_tokens, late]),
-            numpy.concatenate([num_decode_tokens, late]),
+            num_tokens.astype(numpy.min_scalar_type(num_tokens.max(initial=0))),
+            is_first,
         )
         owners = numpy.concatenate([numpy.repeat(rows[sized], num_sizes[sized]), rows[is_late]])
         return Arrivals(
@@ -152,7 +165,7 @@ def _by_stretch(
         for block in numpy.unique(blocks[segments == segment]).tolist():
             own = (segments == segment) & (blocks == block)
             stretches[(segment, block)] = StretchArrivals(
-                chunks.times_ns[own], chunks.num_tokens[own], chunks.num_decode_tokens[own]
+                chunks.times_ns[own], chunks.num_tokens[own], chunks.is_first[own]
             )
     return stretches
 
@@ -257,7 +270,7 @@ def _most_in_window(times_ns: Integers, tokens: Integers) -> int:
     """Most tokens in any window that begins with an arrival; both arrays in the order of time."""
     if not times_ns.size:
         return 0
-    total = numpy.concatenate([[0], numpy.cumsum(tokens)])
+    total = numpy.concatenate([[0], numpy.cumsum(tokens, dtype=numpy.int64)])
     ends = numpy.searchsorted(times_ns, times_ns + PEAK_WINDOW_NS, side="left")
     return int((total[ends] - total[:-1]).max())
 
@@ -265,7 +278,8 @@ def _most_in_window(times_ns: Integers, tokens: Integers) -> int:
 def _arrived_in(stretch: StretchArrivals, window: Window) -> tuple[int, int]:
     """Tokens, and decode tokens among them, that arrived after the start and up to the end."""
     inside = (stretch.times_ns > window[0]) & (stretch.times_ns <= window[1])
-    return int(stretch.num_tokens[inside].sum()), int(stretch.num_decode_tokens[inside].sum())
+    num_tokens = stretch.num_tokens[inside]
+    return int(num_tokens.sum()), int(num_tokens[~stretch.is_first[inside]].sum())
 
 
 def _overlap_ns(records: Records, stretch: Stretch, window: Window) -> int:

@@ -143,7 +143,12 @@ class RequestTable(Sequence[RequestRecord]):
     @overload
     def __getitem__(self, place: slice) -> Sequence[RequestRecord]: ...
     def __getitem__(self, place: int | slice) -> RequestRecord | Sequence[RequestRecord]:
-        return self.records[place]
+        if self._records is not None or isinstance(place, slice):
+            return self.records[place]
+        if self._whole is None:
+            return RequestRecord(*_ALL_FIELDS(self._lines[place]))
+        whole, rows = self._whole
+        return whole[int(rows[place])]
 
     @classmethod
     def of_lines(cls, lines: Sequence[Any]) -> RequestTable:
@@ -165,8 +170,7 @@ class RequestTable(Sequence[RequestRecord]):
                 self._records = tuple(RequestRecord(*_ALL_FIELDS(line)) for line in self._lines)
             else:
                 whole, rows = self._whole
-                records = whole.records
-                self._records = tuple(records[row] for row in rows.tolist())
+                self._records = tuple(whole[row] for row in rows.tolist())
         return self._records
 
     def take(self, rows: Rows) -> RequestTable:

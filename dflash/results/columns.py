@@ -15,6 +15,7 @@ from typing import Any, overload
 import numpy
 from numpy.typing import NDArray
 
+from dflash.errors import UsageError
 from dflash.results.records import RequestRecord
 
 Mask = NDArray[numpy.bool_]
@@ -255,7 +256,7 @@ class RequestTable(Sequence[RequestRecord]):
     def _column(self, name: str, read: Any) -> Any:
         if name not in self._columns:
             if self._whole is None:
-                self._columns[name] = read(list(map(attrgetter(name), self._lines)))
+                self._columns[name] = read(list(map(attrgetter(name), self._lines)), name)
             else:
                 whole, rows = self._whole
                 column = whole._column(name, read)
@@ -323,21 +324,28 @@ def table_of(records: Sequence[RequestRecord]) -> RequestTable:
     return records if isinstance(records, RequestTable) else RequestTable(records)
 
 
-def _integers(values: Sequence[int | None]) -> Column:
+def _integers(values: Sequence[int | None], name: str) -> Column:
     known = numpy.ones(len(values), dtype=bool)
     if None in values:
         known = numpy.array([value is not None for value in values], dtype=bool)
         values = [0 if value is None else value for value in values]
-    return Column(numpy.array(values, dtype=numpy.int64), known)
+    try:
+        return Column(numpy.array(values, dtype=numpy.int64), known)
+    except OverflowError:
+        largest = max(values, key=lambda value: abs(value or 0))
+        raise UsageError(
+            f"{name} of a request is {largest}, which no clock and no counter gives",
+            "the file was damaged or edited: restore it, or delete that line",
+        ) from None
 
 
-def _objects(values: Sequence[Any]) -> NDArray[Any]:
+def _objects(values: Sequence[Any], _: str = "") -> NDArray[Any]:
     array = numpy.empty(len(values), dtype=object)
     array[:] = values
     return array
 
 
-def _histograms(values: Sequence[tuple[int, ...] | None]) -> HistogramColumn:
+def _histograms(values: Sequence[tuple[int, ...] | None], _: str) -> HistogramColumn:
     known = numpy.array([value is not None for value in values], dtype=bool)
     histograms = [value for value in values if value is not None]
     num_bars = numpy.zeros(len(values), dtype=numpy.int64)

@@ -31,7 +31,7 @@ def draw_concurrency(summary: RunSummary) -> Figure | None:
         "Output throughput of the whole server by concurrency",
         point,
         "requests in flight",
-        "tokens per second",
+        "tokens/s of the server",
     )
     for axes in [] if figure is None else figure.axes:
         axes.set_xscale("log", base=2)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_GROUPS = 12
+_MIN_LOG_RATIO = 8  # of the longest prompt to the shortest, from which the axis is logarithmic
 MAX_DOTS = 500  # requests of an arm that are drawn one by one
 
 
@@ -53,18 +54,21 @@ def draw_by_place(summary: RunSummary, curves: Mapping[CellKey, PlaceCurve]) -> 
 
 
 def by_prompt_length(cell: CellSummary) -> list[tuple[float, float]]:
-    """(middle, acceptance length) of requests pooled by the power of two that their prompt's length begins with."""
+    """(mean prompt length, acceptance length) of requests pooled by the power of two that the length of their prompt
+    reaches: 16..31 tokens, 32..63 and so on.
+    """
     if cell.cell.arm.is_baseline:
         return []
-    buckets: dict[int, list[tuple[int, int]]] = {}
+    buckets: dict[int, list[tuple[int, int, int]]] = {}
     for record in cell.records:
         length, tokens, steps = record.num_prompt_tokens, record.num_output_tokens, record.num_decode_steps
         if record.completed and length and tokens and steps:
-            buckets.setdefault(length.bit_length(), []).append((tokens - 1, steps))
-    return [
-        (0.75 * 2**bits, sum(tokens for tokens, _ in found) / sum(steps for _, steps in found))
-        for bits, found in sorted(buckets.items())
-    ]
+            buckets.setdefault(length.bit_length(), []).append((length, tokens - 1, steps))
+    points = []
+    for _, found in sorted(buckets.items()):
+        lengths, tokens, steps = (sum(column) for column in zip(*found, strict=True))
+        points.append((lengths / len(found), tokens / steps))
+    return points
 
 
 def _curves(group: Group, curves: Mapping[CellKey, PlaceCurve]) -> list[tuple[CellSummary, PlaceCurve]]:
@@ -89,8 +93,11 @@ def _draw_prompt_lengths(axes: Axes, summary: RunSummary, group: Group) -> None:
         colour = colours[cell.label]
         axes.scatter([x for x, _ in dots], [y for _, y in dots], s=9, color=colour, alpha=0.35, linewidths=0)
         _line(axes, points, colour, cell.label)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    lengths = [record.num_prompt_tokens for cell in group.cells for record in cell.records]
+    known = [length for length in lengths if length]
+    if known and max(known) >= _MIN_LOG_RATIO * min(known):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(True)
 
 

@@ -59,10 +59,8 @@ def _draw_bars(axes: Axes, summary: RunSummary, rows: list[PaperRow], dataset: s
             axes.barh(position, value, height=0.7, color=colours.get(row.method, _PUBLISHED_COLOUR), zorder=2)
         words = format_number(value)
         axes.annotate(words, (value or 0, position), xytext=(4, 0), textcoords="offset points", va="center")
-    labels = [
-        plot_style.wrapped(row.method if row.is_measured else f"{row.method}, {row.source}", 44)
-        for row in rows
-    ]
+    measured = [row.method for row in rows if row.is_measured]
+    labels = [plot_style.wrapped(_label(row, measured.count(row.method) > 1), 44) for row in rows]
     axes.set_yticks(range(len(rows)), labels, fontsize=8.5)
     axes.set_ylim(len(rows) - 0.45, -0.55)
     plot_style.grid_on(axes, "x")

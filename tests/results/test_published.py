@@ -194,6 +194,17 @@ def test_the_picture_shows_both(published):
     assert draw_published(summarise_run(run_of("made-up-135m")), published) is None
 
 
+def test_the_picture_tells_several_loads_apart(published, tmp_path):
+    lines = server_lines(concurrencies=(1, 4))
+    lines.cells = [
+        replace(cell, workload=replace(cell.workload, target="Qwen/Qwen3-8B")) for cell in lines.cells
+    ]
+    figure = draw_published(summarise_run(lines.write(tmp_path / "run")), published)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[:2] == ["dflash B=4, vllm, concurrency 1", "dflash B=4, vllm, concurrency 4"]
+    assert labels[2] == "EAGLE-3 (16), DFlash paper, table 1"
+
+
 # --- by concurrency
 
 

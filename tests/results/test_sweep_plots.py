@@ -190,9 +190,9 @@ def test_acceptance_is_pooled_by_the_power_of_two_of_the_prompt_length():
         made_up_run(), info=RunInfo("r", "", cells=(cell(dflash_arm(3), "a"),)), records=tuple(records)
     )
     summary = summarise_run(run)
-    assert place_plots.by_prompt_length(summary.cells[0]) == [(48.0, 7 / 5), (96.0, 3.0)]
+    assert place_plots.by_prompt_length(summary.cells[0]) == [(51.5, 7 / 5), (64.0, 3.0)]
     (axes,) = place_plots.draw_by_place(summary, {}).axes
-    assert lines_of(axes)["dflash B=3"] == [(48.0, 7 / 5), (96.0, 3.0)]
+    assert lines_of(axes)["dflash B=3"] == [(51.5, 7 / 5), (64.0, 3.0)]
 
 
 def test_only_the_picture_by_place_reads_chunks(tmp_path, monkeypatch):

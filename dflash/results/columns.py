@@ -5,7 +5,7 @@ A number that is not known stays unknown in every sum, difference and ratio that
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -212,8 +212,9 @@ class RequestTable(Sequence[RequestRecord]):
         """
         if "prompts" not in self._columns:
             if self._whole is None:
-                numbers: dict[str, int] = {}
-                codes = [numbers.setdefault(name, len(numbers)) for name in self.texts("prompt_id").tolist()]
+                numbers: defaultdict[str, int] = defaultdict()
+                numbers.default_factory = numbers.__len__  # the next number
+                codes = list(map(numbers.__getitem__, self.texts("prompt_id").tolist()))
                 self._columns["prompts"] = (numpy.array(codes, dtype=numpy.int64), tuple(numbers))
             else:
                 whole, rows = self._whole

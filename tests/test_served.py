@@ -25,6 +25,7 @@ from dflash.results.store import Run
 from dflash.results.summary import summarise_run
 from dflash.runner import execute
 from dflash.served import Block, plan_blocks, text_of_length
+from dflash.time_budget import TimeBudget
 
 PROTOCOLS = ("vllm", "sglang")
 SCENARIO = replace(EXACT, server=ServerSettings(per_request_spec_decode_metrics="detailed"))
@@ -176,6 +177,38 @@ class TestRun:
         assert drafting.number("agreement") == 0.0
         assert {difference.position for difference in run.differences} == {3}
         assert len(run.differences) == 10
+
+    def test_an_arm_whose_server_goes_away_leaves_the_other_to_finish(
+        self, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_prompts(monkeypatch, num_prompts=20)
+        gone = replace(SCENARIO, faults=(Fault("refuse", request=5, seconds=600.0),))
+        with two_servers(protocol, drafting=gone) as servers:
+            outcome = run_on(servers, tmp_path, protocol)
+        assert isinstance(outcome.error, UnavailableError)
+        ends = {cell.arm.name: cell.status for cell in outcome.run.info.cells}
+        assert ends == {"baseline": "completed", "dflash": "failed"}
+        assert sum(record.completed for record in of_arm(outcome.run, "baseline")) == 20
+        assert len(of_arm(outcome.run, "dflash")) < 20, "nobody is helped by asking a server that is gone"
+        with two_servers(protocol) as servers:
+            mended = run_on(servers, tmp_path, protocol)
+        assert mended.error is None
+        assert len(mended.run.records) == 40
+
+    def test_a_used_up_budget_lets_requests_under_way_finish(
+        self, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with two_servers(protocol) as servers:
+            monkeypatch.setattr(
+                dflash.runner.TimeBudget, "of", lambda seconds: TimeBudget(1, lambda: 0, "used up")
+            )
+            cut = run_on(servers, tmp_path, protocol)
+            assert cut.error is None
+            assert {(cell.status, cell.reason) for cell in cut.run.info.cells} == {("interrupted", "used up")}
+            assert cut.run.records == ()
+            monkeypatch.undo()
+            use_prompts(monkeypatch)
+            assert len(run_on(servers, tmp_path, protocol).run.records) == 20
 
     def test_a_server_that_is_gone_ends_the_run_and_loses_nothing(
         self, tmp_path: Path, protocol: str

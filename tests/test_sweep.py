@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,18 @@ from made_up_prompts import made_up_prompts, run_simulated, simulated, use_made_
 import dflash.plan_listing
 import dflash.runner
 import dflash.sweep
+from dflash.arguments import parse_benchmark_arguments
 from dflash.backends.scenario import Fault
 from dflash.benchmark import main
 from dflash.config import BenchmarkConfig
+from dflash.errors import UsageError
 from dflash.load import Load, run_load
 from dflash.plan_listing import list_cells, list_document, list_lines
 from dflash.results.document import json_document
 from dflash.results.report_files import write_report
 from dflash.results.store import Run
 from dflash.results.summary import summarise_run
+from dflash.runner import execute
 from dflash.time_budget import TimeBudget, format_duration
 
 BOTH = ("quickstart", "gsm8k")
@@ -189,3 +193,62 @@ def test_the_list_is_a_document_where_that_is_asked_for(capsys: pytest.CaptureFi
     assert document["num_requests"] == 2 * 16 * 3
     assert main(["--model", "t", "--draft", "d", "--block-size", "2,4", "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def two_engines(tmp_path: Path, second: str, **settings: Any) -> BenchmarkConfig:
+    """Two grids that want different engines: two scenarios of the simulated one."""
+    (tmp_path / "first.toml").write_text("jitter = 0.0\n")
+    (tmp_path / "second.toml").write_text(second)
+    grids = "".join(
+        f'[[grid]]\nscript = "{name}.toml"\ndataset = "{dataset}"\n'
+        for name, dataset in (("first", "quickstart"), ("second", "gsm8k"))
+    )
+    (tmp_path / "suite.toml").write_text(
+        f'[settings]\nbackend = "simulated"\nblock-size = 8\nwarmup = 0\n{grids}'
+    )
+    words = ["--suite", str(tmp_path / "suite.toml"), "--output-dir", str(tmp_path), "--run", "run"]
+    return replace(parse_benchmark_arguments(words), **settings)
+
+
+def test_engines_of_a_suite_are_opened_in_turn_in_every_round(tmp_path: Path) -> None:
+    config = two_engines(tmp_path, "jitter = 0.1\n")
+    config = replace(config, repeats=2, parts=tuple(replace(part, repeats=2) for part in config.parts))
+    run = execute(config).run
+    order = list(dict.fromkeys((record.round, record.prompt_id.split("/")[0]) for record in run.records))
+    assert order == [(0, "quickstart"), (0, "gsm8k"), (1, "quickstart"), (1, "gsm8k")]
+    assert {cell.status for cell in run.info.cells} == {"completed"}
+    assert len({cell.workload.target_revision for cell in run.info.cells}) == 2
+    assert execute(config).run.records == run.records
+
+
+def test_an_engine_that_does_not_open_is_recorded_and_the_others_run(tmp_path: Path) -> None:
+    config = two_engines(tmp_path, "block_size = 4\nmax_block_size = 4\n")
+    outcome = execute(config)
+    assert isinstance(outcome.error, UsageError)
+    assert ends(outcome.run) == [("quickstart", "completed"), ("gsm8k", "failed")]
+    reasons = {cell.reason for cell in outcome.run.info.cells if cell.status == "failed"}
+    assert len(reasons) == 1
+    assert "block size 8 is above 4" in str(reasons)
+    assert len(outcome.run.records) == 4
+    write_report(outcome.run)
+    (tmp_path / "second.toml").write_text("jitter = 0.0\n")
+    mended = execute(config)
+    assert mended.error is None
+    assert ends(mended.run) == [("quickstart", "completed"), ("gsm8k", "completed")]
+    assert len(mended.run.info.cells) == 4, "the cells of the engine that never opened left no trace"
+
+
+def test_an_interrupt_at_the_second_engine_keeps_the_first(tmp_path: Path) -> None:
+    outcome = execute(two_engines(tmp_path, '[[faults]]\naction = "sigint"\nrequest = 1\n'))
+    assert isinstance(outcome.error, KeyboardInterrupt)
+    assert ends(outcome.run) == [("quickstart", "completed"), ("gsm8k", "interrupted")]
+
+
+def test_a_budget_that_ends_before_an_engine_is_opened_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget_of_calls(monkeypatch, 3)
+    outcome = execute(two_engines(tmp_path, "jitter = 0.0\n"))
+    assert outcome.error is None
+    assert ends(outcome.run)[-1] == ("gsm8k", "not_run")
+    assert outcome.cut == "the time budget of 1m was used up"

@@ -73,7 +73,7 @@ def _title(tokens: Sequence[Token]) -> str:
 
 def _set_anchors(tokens: Sequence[Token], anchors: Mapping[str, str]) -> None:
     for opening, inside in pairwise(tokens):
-        if opening.type == "heading_open" and inside.content in anchors:
+        if opening.type == "heading_open" and opening.tag == "h2" and inside.content in anchors:
             opening.attrSet("id", anchors[inside.content])
 
 

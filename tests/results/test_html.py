@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from edge_runs import EDGE_RUNS
-from headless_chromium import Page, find_chromium, with_page
+from headless_chromium import REQUIRE_VARIABLE, Page, find_chromium, with_page
 from made_up_run import made_up_run
 
 from dflash.results.html import render_html
@@ -112,7 +112,23 @@ def test_every_run_has_a_page(name):
     assert "Settings" in page
 
 
+def test_a_run_that_is_named_like_a_section_has_no_anchor():
+    page = render_html("# Speed\n\n## Speed\n", {}, {"Speed": "speed"})
+    assert "<h1>Speed</h1>" in page
+    assert '<h2 id="speed">Speed</h2>' in page
+
+
 # --- in a real browser
+
+
+def test_without_a_browser_its_tests_skip_unless_it_is_required(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv(REQUIRE_VARIABLE, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no Chromium is installed"):
+        find_chromium()
+    monkeypatch.setenv(REQUIRE_VARIABLE, "1")
+    with pytest.raises(pytest.fail.Exception, match="no Chromium is installed"):
+        find_chromium()
 
 
 def test_a_browser_shows_the_page_without_network_and_sorts_its_tables(plain_page, tmp_path):

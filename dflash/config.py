@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash.datasets.catalogue import CUSTOM, expand_datasets
+from dflash.draft_config import DRAFT_BITS
 from dflash.errors import UsageError
 from dflash.server_options import NO_CAP, SERVER_BACKENDS, check_servers
 
 ARM_NAMES = ("baseline", "dflash")
 DTYPES = ("float32", "bfloat16", "float16")
 IN_PROCESS_BACKENDS = ("transformers", "mlx")  # those that load a pair
-DRAFT_BITS = (4, 8)
 DEFAULT_DATASET = "quickstart"
 MAX_RUN_NAME = 120
 MAX_INTEGER = 2**53  # every JSON reader takes integers up to here

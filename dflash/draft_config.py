@@ -16,6 +16,7 @@ ARCHITECTURE = "DFlashDraftModel"
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 MIN_TARGET_LAYERS = 4
+DRAFT_BITS = (4, 8)  # of a weight, where an engine quantises a draft
 
 # Keys of checkpoints whose forward pass differs: running them without it would draft badly and say nothing.
 _NOT_BUILT = {

@@ -12,12 +12,11 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.utils import load_config, load_model
 
 from dflash.draft_checkpoint import check_weights, read_config_json, weight_files
-from dflash.draft_config import DraftConfig, parse_draft_config
+from dflash.draft_config import DRAFT_BITS, DraftConfig, parse_draft_config
 from dflash.errors import DraftError, ModelError, UsageError, first_line
 from dflash.mlx_draft import DFlashDraftModel
 
 TARGET_PATTERNS = ("*.json", "*.safetensors*", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
-DRAFT_BITS = (4, 8)
 GROUP_SIZES = (64, 32)  # weights that share a scale; the first that fits
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import mlx.core as mx
 
 from dflash.acceptance import SamplingRule, uniform_table
@@ -46,7 +48,7 @@ def target_distribution(logits: mx.array, rule: SamplingRule) -> mx.array:
     if rule.top_k is not None and rule.top_k < scaled.shape[-1]:
         threshold = mx.topk(scaled, rule.top_k, axis=-1).min(axis=-1, keepdims=True)
         scaled = mx.where(scaled < threshold, -mx.inf, scaled)
-    weights = mx.softmax(scaled, axis=-1, precise=True)
+    weights = _softmax(scaled)
     if rule.top_p is not None and rule.top_p < 1:
         order = mx.argsort(-weights, axis=-1)  # stable
         ordered = mx.take_along_axis(weights, order, axis=-1)
@@ -55,3 +57,14 @@ def target_distribution(logits: mx.array, rule: SamplingRule) -> mx.array:
         weights = mx.put_along_axis(mx.zeros_like(weights), order, ordered, axis=-1)
         weights = weights / weights.sum(axis=-1, keepdims=True)
     return weights
+
+
+def _softmax(scaled: mx.array) -> mx.array:
+    """Softmax over the last dimension; MLX's own has the precision of float32 in float64 too, and its power has not."""
+    if scaled.dtype != mx.float64:
+        softmax: mx.array = mx.softmax(scaled, axis=-1, precise=True)
+        return softmax
+    shifted = scaled - scaled.max(axis=-1, keepdims=True)
+    weights = mx.power(mx.array(math.e, dtype=mx.float64), shifted)
+    normalised: mx.array = weights / weights.sum(axis=-1, keepdims=True)
+    return normalised

@@ -72,8 +72,8 @@ def tiny_args(kind: str) -> tuple[Any, dict[str, Any]]:
 def tiny_target(kind: str, seed: int = 0) -> Any:
     """A random causal language model of mlx-lm, float32."""
     module, content = tiny_args(kind)
-    model = module.Model(module.ModelArgs.from_dict(content))
     mx.random.seed(seed)
+    model = module.Model(module.ModelArgs.from_dict(content))
 
     def drawn(path: str, array: mx.array) -> mx.array:
         name = path.rsplit(".", 2)[-2] if "." in path else path

@@ -44,7 +44,7 @@ class RunSummary:
 
     groups: tuple[Group, ...]
     averages: tuple[Average, ...] = ()
-    slo: Slo | None = None  # of the first run that has limits
+    slo: Slo | None = None  # of the first run that has limits; goodput of all runs is by these
     infos: tuple[RunInfo, ...] = ()
 
     @property
@@ -82,7 +82,9 @@ class _Summariser:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.infos = tuple(run.info for run in runs)
         self.grouped = baselines.group_cells(self.infos)
-        self.facts = [read_facts(run) for run in runs]
+        facts = [read_facts(run) for run in runs]
+        self.slo = next((item.slo for item in facts if item.slo is not None), None)
+        self.facts = [replace(item, slo=self.slo) for item in facts]  # goodput by one set of limits for all
         self.saved = self._read_saved_outputs(runs)
         labels = [
             {
@@ -97,8 +99,7 @@ class _Summariser:
     def summarise(self) -> RunSummary:
         groups = [self._summarise_group(group) for group in self.grouped]
         groups = _with_runs_named(_with_load_findings(groups, len(self.infos)), self.infos)
-        slo = next((facts.slo for facts in self.facts if facts.slo is not None), None)
-        return RunSummary(tuple(groups), averages_of(groups), slo, self.infos)
+        return RunSummary(tuple(groups), averages_of(groups), self.slo, self.infos)
 
     def _read_saved_outputs(self, runs: Sequence[Run]) -> list[SavedOutputs]:
         pairs = []

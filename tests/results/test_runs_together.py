@@ -232,6 +232,20 @@ def test_servers_of_two_runs_are_compared_at_equal_load(tmp_path):
             assert item.metrics[name] == expected[item.cell.cell_id].metrics[name]
 
 
+def test_goodput_of_all_runs_is_by_the_limits_of_the_first_that_has_some(tmp_path):
+    lines = server_lines(concurrencies=(1,))
+    without = lines.write(tmp_path / "without")
+    lines.config = {"slo": {"ttft_s": 0.5, "tpot_s": 0.015}}
+    strict = lines.write(tmp_path / "strict")
+    lines.config = {"slo": {"ttft_s": 0.001}}
+    impossible = lines.write(tmp_path / "impossible")
+    summary = summarise_runs([without, strict, impossible])
+    assert summary.slo is not None
+    assert summary.slo.ttft_s == 0.5
+    drafting = [item.number("num_within_slo") for item in summary.cells if not item.cell.arm.is_baseline]
+    assert drafting == [16, 16, 16]
+
+
 # --- what is printed and written
 
 

@@ -53,7 +53,7 @@ class InterleavedRunner:
 
     def units_to_run(self, group: Group, rounds: Iterable[int]) -> list[tuple[int, int]]:
         """(prompt index, repeat) of every unit of these rounds that no earlier process finished, in order."""
-        finished = finished_units(group, self._recorder.records)
+        finished = finished_units(group, self._recorder.records_of(group.cells))
         return [
             (index, repeat)
             for number in rounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from dflash.interrupts import Interrupts
@@ -34,8 +35,18 @@ class LineRecorder:
         self._num_launches = 0
         self.segment = 0
         self.records: list[RequestRecord] = []
+        self._sorted: list[RequestRecord] | None = None  # the records that `_by_cell` holds
+        self._by_cell: dict[str, list[RequestRecord]] = {}
         self.is_timed = True
         self.last_error_kind: str | None = None
+
+    def records_of(self, cells: Iterable[Cell]) -> Iterator[RequestRecord]:
+        """What earlier processes recorded of these cells: a sweep asks again and again, and of a few at a time."""
+        if self._sorted is not self.records:
+            self._sorted, self._by_cell = self.records, {}
+            for record in self.records:
+                self._by_cell.setdefault(record.cell_id, []).append(record)
+        return (record for cell in cells for record in self._by_cell.get(cell.cell_id, ()))
 
     def add(
         self, record: RequestRecord, output: OutputRecord | None = None, chunk: ChunkRecord | None = None

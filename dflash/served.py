@@ -165,7 +165,7 @@ class ServedRunner:
         self._has_run = True
 
     def _units_of(self, group: Group, cell: Cell, rounds: Iterable[int]) -> list[Unit]:
-        return units_left(group, cell, self._recorder.records, rounds)
+        return units_left(group, cell, self._recorder.records_of([cell]), rounds)
 
     async def _run_block(self, group: Group, cell: Cell, block: Block, round_number: int) -> None:
         """One window: what the server forgets and counts before, the load, what it counted."""

@@ -229,7 +229,8 @@ class Sweep:
         cells = [
             (group, cell) for group in groups for cell in group.cells if cell.cell_id not in self._failures
         ]
-        if any(units_left(group, cell, self._recorder.records, [round_number]) for group, cell in cells):
+        recorder = self._recorder
+        if any(units_left(group, cell, recorder.records_of([cell]), [round_number]) for group, cell in cells):
             return False
         if round_number == self._config.repeats - 1:
             self._set_status([cell for _, cell in cells], "completed")
@@ -306,6 +307,7 @@ class Sweep:
             self.error = self.error or error
             if recorder is not None:
                 recorder.end_cells({"running": "interrupted"}, str(error))
+                recorder.finish()
             return
         if self.writer is not None and recorder is None:
             self.writer.close()

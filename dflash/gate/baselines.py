@@ -18,9 +18,9 @@ from typing import Any
 from dflash.errors import NotComparableError, UsageError
 from dflash.gate.calibrated import CALIBRATION_FILE, Calibration, cell_key, load_calibration
 from dflash.gate.comparison import GatedRun
-from dflash.gate.fingerprint import Fingerprint, machine_fingerprint, machine_name, same_machine
 from dflash.gate.quantities import QUANTITIES
 from dflash.results.atomic_file import write_file
+from dflash.results.fingerprint import Fingerprint, machine_fingerprint, machine_name, same_machine
 from dflash.results.records import RunInfo
 from dflash.results.store import DIFFERENCES_FILE, INFO_FILE, RECORDS_FILE, WINDOWS_FILE, read_info
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dflash.errors import UsageError
-from dflash.gate.fingerprint import Fingerprint
 from dflash.gate.records import CalibratedSpread
 from dflash.results.atomic_file import write_file
+from dflash.results.fingerprint import Fingerprint
 from dflash.results.records import Cell
 
 FORMAT_VERSION = 1

@@ -15,12 +15,12 @@ from dflash.errors import UsageError
 from dflash.gate.calibrated import Calibration, CellSpread, cell_key
 from dflash.gate.comparison import GatedRun, Rules, judge_runs
 from dflash.gate.estimates import squares_about_mean
-from dflash.gate.fingerprint import machine_fingerprint
 from dflash.gate.pairing import slot_of
 from dflash.gate.prompt_sums import repeated_sums
 from dflash.gate.quantities import QUANTITIES, Quantity
 from dflash.gate.records import CellPair, Comparison, Gate, Verdict
 from dflash.gate.sides import Side, whole_turns
+from dflash.results.fingerprint import machine_fingerprint
 from dflash.results.records import Cell
 from dflash.results.stats import percentile
 

@@ -23,7 +23,7 @@ import numpy
 from dflash.gate.prompt_sums import RepeatedSums, repeated_sums
 from dflash.gate.quantities import Quantity
 from dflash.gate.records import Basis, CalibratedSpread, Change, RunSpread, Spread
-from dflash.gate.sides import Side, common_turns
+from dflash.gate.sides import Side, cut_to_common
 from dflash.results.stats import MIN_PROMPTS_FOR_INTERVAL, resample_sums
 
 
@@ -46,8 +46,7 @@ def estimate(
     """
     left_out = 0
     if not quantity.over_all:
-        turns, left_out = common_turns(base, new, paired=quantity.is_paired)
-        base, new = base.of_turns(turns), new.of_turns(turns)
+        base, new, left_out = cut_to_common(base, new, paired=quantity.is_paired)
     sums = repeated_sums(quantity, base), repeated_sums(quantity, new)
     num_prompts = len(set(new.records.texts("prompt_id").tolist()))
     both: tuple[RepeatedSums, RepeatedSums] | None = None
@@ -78,10 +77,15 @@ def estimate_value(quantity: Quantity, side: Side) -> Change | None:
 
 
 def is_exact(quantity: Quantity, base: RepeatedSums, new: RepeatedSums, *, is_deterministic: bool) -> bool:
-    """Counted and shown not to vary; or nothing at all differs, so that there is nothing to estimate."""
+    """Counted and shown not to vary; or nothing at all differs, so that there is nothing to estimate.
+
+    Repeats that do not agree outweigh a calibration that saw no variation.
+    """
     if base.equals(new):
         return True
-    return not quantity.is_time and (is_deterministic or (base.repeats_agree and new.repeats_agree))
+    return not quantity.is_time and all(
+        each.repeats_agree or (is_deterministic and each.num_repeats == 1) for each in (base, new)
+    )
 
 
 def squares_about_mean(values: Sequence[float]) -> float:

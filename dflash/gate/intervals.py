@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from dflash.gate.records import Needed, Spread
-from dflash.gate.student_t import two_sided_quantile
 from dflash.results.stats import MIN_PROMPTS_FOR_INTERVAL
+from dflash.results.student_t import two_sided_quantile
 
 MIN_REPEATS = 3  # from which a spread between runs can be told
 MAX_REPEATS = 20  # more are not asked for

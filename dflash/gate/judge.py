@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from dflash.gate.intervals import half_width, needed_to_tell
 from dflash.gate.quantities import Quantity
 from dflash.gate.records import Change, Gate, Needed, Verdict
-from dflash.gate.student_t import two_sided_p_value
 from dflash.gate.words import count_of, percent_interval, percent_of, signed_percent, value_of
 from dflash.results.stats import CONFIDENCE
+from dflash.results.student_t import two_sided_p_value
 
 LEVEL = 1 - CONFIDENCE
 

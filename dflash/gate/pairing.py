@@ -12,9 +12,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from dflash.errors import UsageError
-from dflash.gate.fingerprint import FIELDS, machine_fingerprint, same_value, thread_settings
 from dflash.gate.records import CellPair, FieldDifference, Scope
 from dflash.gate.sides import Side, first_unlike_prompt
+from dflash.results.fingerprint import FIELDS, machine_fingerprint, same_value, thread_settings
 from dflash.results.records import Arm, Cell, RunInfo, Workload
 
 PROMPT_TOKENS = "prompt_tokens"

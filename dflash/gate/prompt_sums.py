@@ -24,6 +24,10 @@ class RepeatedSums:
     sums: Floats  # [prompts, repeats, columns]
     formula: Callable[..., Any]
 
+    @property
+    def num_repeats(self) -> int:
+        return int(self.sums.shape[1])
+
     def of_prompts(self, names: Sequence[str]) -> RepeatedSums:
         """Those of these prompts, in this order."""
         if tuple(names) == self.names:
@@ -40,7 +44,7 @@ class RepeatedSums:
     @property
     def repeats_agree(self) -> bool:
         """Whether two or more repeats gave the same sums for every prompt: the quantity does not vary here."""
-        return self.sums.shape[1] > 1 and len(self.names) > 0 and bool((self.sums == self.sums[:, :1]).all())
+        return self.num_repeats > 1 and len(self.names) > 0 and bool((self.sums == self.sums[:, :1]).all())
 
     def equals(self, other: RepeatedSums) -> bool:
         """Whether all prompts gave the same in all repeats."""
@@ -82,9 +86,9 @@ def repeated_sums(quantity: Quantity, side: Side) -> RepeatedSums | None:
     pooled = [quantity.pooled(side.of_repeat(repeat)) for repeat in side.repeats]
     if not pooled or not all(len(each.sums) for each in pooled):
         return None
-    names = tuple(name for name in pooled[0].sums if all(name in each.sums for each in pooled[1:]))
-    rows = []
-    for each in pooled:
-        places = {name: place for place, name in enumerate(each.sums)}
-        rows.append(each.rows()[[places[name] for name in names]])
-    return RepeatedSums(names, numpy.stack(rows, axis=1), pooled[0].formula) if names else None
+    places = [{name: place for place, name in enumerate(each.sums)} for each in pooled]
+    names = tuple(name for name in places[0] if all(name in other for other in places[1:]))
+    if not names:
+        return None
+    rows = [each.rows()[[own[name] for name in names]] for each, own in zip(pooled, places, strict=True)]
+    return RepeatedSums(names, numpy.stack(rows, axis=1), pooled[0].formula)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy
 
@@ -62,15 +63,18 @@ def sides_of(summary: RunSummary) -> dict[str, Side]:
     return {cell.cell.cell_id: Side(table_of(cell.records), cell.pairing) for cell in summary.cells}
 
 
-def common_turns(base: Side, new: Side, *, paired: bool = False) -> tuple[set[Turn], int]:
-    """The turns that completed in every repeat of both runs, and how many did not.
+@lru_cache(maxsize=4)  # every gate of a pair of cells asks for the same
+def cut_to_common(base: Side, new: Side, *, paired: bool = False) -> tuple[Side, Side, int]:
+    """Both sides with only the turns that completed in every repeat of both runs, and how many turns did not.
 
     Args:
         paired: only those that were also completed by the run's own baseline in every repeat.
     """
     whole = whole_turns(base, paired) & whole_turns(new, paired)
     seen = {*_turns(base.records), *_turns(new.records)}
-    return whole, len(seen - whole)
+    if len(whole) == len(seen):
+        return base, new, 0
+    return base.of_turns(whole), new.of_turns(whole), len(seen) - len(whole)
 
 
 def first_unlike_prompt(base: Side, new: Side) -> tuple[Turn, str, str] | None:

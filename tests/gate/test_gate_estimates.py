@@ -96,6 +96,14 @@ def test_a_calibration_that_saw_no_variation_makes_a_count_exact():
     assert (by_prompts.basis, exactly.basis) == ("prompts", "exact")
 
 
+def test_repeats_that_vary_outweigh_a_calibration():
+    change = estimate(
+        QUANTITIES["acceptance_length"], side(), side(step_noise=0.05, seed=2), is_deterministic=True
+    )
+    assert change is not None
+    assert change.basis == "prompts"
+
+
 def test_too_few_prompts_leave_the_repeats_alone():
     change = estimate(TPOT, side(num_prompts=4, run_noise=0.01, seed=1), side(num_prompts=4, seed=2))
     assert change is not None

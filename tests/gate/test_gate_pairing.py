@@ -8,7 +8,7 @@ import pytest
 from gated_runs import ENVIRONMENT, MACHINE, compare, made_up, only
 
 from dflash.errors import UsageError
-from dflash.gate.fingerprint import machine_fingerprint, machine_name, same_machine
+from dflash.results.fingerprint import machine_fingerprint, machine_name, same_machine
 from dflash.gate.pairing import check_field, pair_cells
 
 GATES = ("acceptance_length:-2%", "tpot_s:+5%")

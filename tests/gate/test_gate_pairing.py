@@ -8,8 +8,8 @@ import pytest
 from gated_runs import ENVIRONMENT, MACHINE, compare, made_up, only
 
 from dflash.errors import UsageError
-from dflash.results.fingerprint import machine_fingerprint, machine_name, same_machine
 from dflash.gate.pairing import check_field, pair_cells
+from dflash.results.fingerprint import machine_fingerprint, machine_name, same_machine
 
 GATES = ("acceptance_length:-2%", "tpot_s:+5%")
 OF_WORKLOAD = {

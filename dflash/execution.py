@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from dflash.backends import create_backend
@@ -22,7 +21,7 @@ from dflash.interrupts import Interrupts
 from dflash.outcome import Outcome as Outcome
 from dflash.outcome import failure_of
 from dflash.plan import planned_arms
-from dflash.progress import Progress
+from dflash.progress import Progress, said_if_slow
 from dflash.prompt_sets import load_warmup_texts as load_warmup_texts
 from dflash.ranks import Ranks
 from dflash.recorder import Invocation
@@ -33,8 +32,6 @@ from dflash.stages import Stage, undescribed
 from dflash.stages import backend_settings as backend_settings
 from dflash.sweep import Sweep
 from dflash.time_budget import TimeBudget
-
-SLOW_S = 3.0  # without a sign of life
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +131,9 @@ class Execution:
         sweep = self._sweep
         for number, rounds in self._visits():
             # the first visit always begins: what it loads may use up the budget, and nothing would be there to resume
-            is_over = sweep.is_ended or (bool(self._visited) and self._budget.is_used_up)
-            if any(self._ranks.all_of(is_over)):
+            is_late = bool(self._visited) and self._budget.is_used_up
+            if any(self._ranks.all_of(sweep.is_ended or is_late)):
+                sweep.cut = self._budget.reason if is_late else ""
                 break
             if self._stages[number].config.serve:
                 await self._serve_arms(number, rounds[0])
@@ -164,10 +162,13 @@ class Execution:
         if round_number % 2 and not stage.has_turns:
             arms.reverse()
         for planned in arms:
-            if self._sweep.is_ended or (self._visited and self._budget.is_used_up):
+            if self._sweep.is_ended:
                 return
             if self._sweep.is_done(number, planned.label, round_number):
                 continue
+            if self._visited and self._budget.is_used_up:
+                self._sweep.cut = self._budget.reason
+                return
             await self._sweep.rest()
             try:
                 arm = with_block_size(stage.config, planned)
@@ -217,7 +218,7 @@ class Execution:
         failure: Exception | None = None
         description = None
         try:
-            with self._said_if_slow(f"opening the engine {self._stages[number].config.backend}"):
+            with said_if_slow(self._progress, f"opening the engine {self._stages[number].config.backend}"):
                 description = await backend.open(arms)
         except Exception as error:
             failure = error
@@ -268,17 +269,6 @@ class Execution:
         environment = fingerprint() | {"engine": dict(description.environment)}
         groups = stage.groups(description, environment, has_baseline=BASELINE in stage.config.arms)
         self._sweep.add_unopened(groups, status, reason)
-
-    @contextmanager
-    def _said_if_slow(self, text: str) -> Iterator[None]:
-        """Tell what is waited for once it takes long; nothing is being timed yet."""
-        timer = threading.Timer(SLOW_S, self._progress.say, (text,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     async def _close(self, backend: Backend) -> None:
         try:

@@ -6,8 +6,10 @@ Nothing here runs on its own: the bar is drawn between requests only, so it neve
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -16,6 +18,7 @@ from dflash.results.records import Cell, RequestRecord
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
+SLOW_S = 3.0  # without a sign of life
 SECONDS_BETWEEN_DRAWINGS = 0.25
 SECONDS_BETWEEN_LINES = 30.0
 NS_PER_S = 1_000_000_000
@@ -45,6 +48,18 @@ def make_progress(quiet: bool, stream: IO[str] | None = None) -> Progress:
     if quiet:
         return SilentProgress()
     return BarProgress(stream) if stream.isatty() else LineProgress(stream)
+
+
+@contextmanager
+def said_if_slow(progress: Progress, text: str) -> Iterator[None]:
+    """Tell what is waited for once it takes long; nothing is being timed yet."""
+    timer = threading.Timer(SLOW_S, progress.say, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class SilentProgress:

@@ -20,7 +20,7 @@ from dflash.interleaved import InterleavedRunner
 from dflash.interrupts import Interrupts
 from dflash.line_recorder import LineRecorder
 from dflash.plan import Group
-from dflash.progress import Progress
+from dflash.progress import Progress, said_if_slow
 from dflash.prompts import PromptSet
 from dflash.rank_files import Lines, read_lines, remove_folders
 from dflash.rank_shares import Begun, RankEnd, check_same_cells, open_share, tell
@@ -170,7 +170,8 @@ class Sweep:
         try:
             self._progress.start(num_units)
             if num_units and not backend.capabilities.has_servers:
-                await warm_up(backend, groups[0], self._load_warmup_texts(), self._progress)
+                with said_if_slow(self._progress, "warming up"):
+                    await warm_up(backend, groups[0], self._load_warmup_texts(), self._progress)
             for number in rounds:
                 for group in groups:
                     current = [cell for cell in group.cells if cell.cell_id not in self._failures]
@@ -180,7 +181,7 @@ class Sweep:
                         continue
                     if has_work:
                         await self.rest()
-                    self._set_status(current, "running")
+                        self._set_status(current, "running")
                     end = await runner.run_group(group, number, self._failures)
                     self._note_end(group, end.is_cut, end.failures, number == last)
         except (KeyboardInterrupt, asyncio.CancelledError) as error:

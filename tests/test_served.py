@@ -344,6 +344,30 @@ class TestServe:
         assert len(again.run.records) == 60
         assert len([label for label in launched if "stopped" not in label]) == 2, "once each, to know them"
 
+    def budget_until(self, monkeypatch: pytest.MonkeyPatch, launched: list[str], num_events: int) -> None:
+        """A budget that is used up once so many servers were started and stopped."""
+        far = 2**62
+        budget = TimeBudget(far, lambda: far if len(launched) >= num_events else 0, "used up")
+        monkeypatch.setattr(dflash.runner.TimeBudget, "of", lambda seconds: budget)
+
+    def test_a_budget_that_ends_between_rounds_leaves_the_cells_interrupted(
+        self, tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.budget_until(monkeypatch, launched, 4)  # both servers were started and stopped once
+        outcome = self.serve(tmp_path, repeats=3)
+        assert outcome.error is None
+        assert outcome.cut == "used up"
+        assert {(cell.status, cell.reason) for cell in outcome.run.info.cells} == {("interrupted", "used up")}
+        assert len(outcome.run.records) == 20
+
+    def test_a_budget_that_ends_before_an_arm_is_started_says_so(
+        self, tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.budget_until(monkeypatch, launched, 2)
+        run = self.serve(tmp_path).run
+        ends = {cell.arm.name: (cell.status, cell.reason) for cell in run.info.cells}
+        assert ends == {"baseline": ("completed", None), "dflash": ("not_run", "used up")}
+
     def test_an_arm_that_fails_in_a_later_round_keeps_its_first(
         self, tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

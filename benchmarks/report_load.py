@@ -68,8 +68,9 @@ summary = summarise_run(run)
 say("summarise_run")
 render_report(run, summary)
 say("render_report")
-plot_run(run, summary, Path(sys.argv[2]))
-say("plot_run")
+if len(sys.argv) > 2:
+    plot_run(run, summary, Path(sys.argv[2]))
+    say("plot_run")
 """
 
 
@@ -93,7 +94,9 @@ def main() -> int:
                 write_run(folder, num_requests)
             for part in options.of:
                 measured = folder if part == "all" else without_texts(folder)
-                stages = best([measure(measured, scratch) for _ in range(options.repeats)])
+                stages = best(
+                    [measure(measured, None if options.no_plots else scratch) for _ in range(options.repeats)]
+                )
                 missed |= not report(part, num_requests, stages)
     return 1 if missed else 0
 
@@ -103,6 +106,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--of", choices=("all", "records"), nargs="+", default=["records", "all"])
     parser.add_argument("--repeats", type=int, default=1, help="processes of which the best stage is shown")
+    parser.add_argument("--no-plots", action="store_true", help="leave out the stage that takes longest")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the runs here, and use them again")
     return parser.parse_args()
 
@@ -126,12 +130,15 @@ def report(part: str, num_requests: int, stages: Sequence[Stage]) -> bool:
     return is_met or num_requests != WANTED_OF
 
 
-def measure(folder: Path, scratch: str) -> list[Stage]:
-    """Go through the stages in a process of its own."""
+def measure(folder: Path, pictures: str | None) -> list[Stage]:
+    """Go through the stages in a process of its own; plots only where there is a folder for them."""
     import json
 
     done = subprocess.run(
-        [sys.executable, "-c", _STAGES, str(folder), scratch], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", _STAGES, str(folder), *([] if pictures is None else [pictures])],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     said = [json.loads(line) for line in done.stdout.splitlines()]
     before = [0.0, *(cpu_s for _, cpu_s, _ in said)]

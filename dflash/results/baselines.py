@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from dflash.results.fingerprint import machine_fingerprint, same_value, thread_settings
 from dflash.results.records import Cell, RunInfo, Workload
 
-# Of a run's environment: what must be equal, and what is only told where it differs.
-MACHINE_PARTS = ("machine", "threads")
-PLACE_OF_ENGINE = ("device", "num_threads", "route")
-TOLD_PARTS = ("versions", "engine")
+PLACE_OF_ENGINE = ("device", "num_threads", "route")  # of what an engine tells of itself: must be equal
+TOLD_PARTS = ("machine", "versions", "engine")  # of a run's environment: what else differs there is told
 _HISTORY_OWN = "history=own"  # how the note of a cell begins whose later turns follow its own answers
 _MOST_SHOWN = 3
 
@@ -53,15 +52,19 @@ def group_cells(infos: Sequence[RunInfo]) -> list[list[PlacedCell]]:
     Retired cells are compared with nothing.
     """
     members: dict[tuple[object, ...], list[PlacedCell]] = {}
-    machines: list[tuple[object, ...]] = []
+    places: list[dict[str, object]] = []
     for run, info in enumerate(infos):
         for cell in info.cells:
             if cell.is_retired:
                 continue
-            machine = tuple((name, repr(value)) for name, value in _place(cell, info))
-            if machine not in machines:
-                machines.append(machine)
-            key = (cell.workload_id, cell.backend, machines.index(machine))
+            place = _place(cell, info)
+            known = next(
+                (number for number, other in enumerate(places) if not _differing(place, other)), None
+            )
+            if known is None:
+                known = len(places)
+                places.append(place)
+            key = (cell.workload_id, cell.backend, known)
             members.setdefault(key, []).append(PlacedCell(run, cell))
     for cells in members.values():
         cells.sort(key=_order)
@@ -98,27 +101,24 @@ def cell_differences(
     names = sorted((item.name for item in fields(Workload)), key=lambda name: name == "prompts_digest")
     pairs: list[tuple[str, object, object]] = [("backend", one.cell.backend, other.cell.backend)]
     pairs += [(name, getattr(one.cell.workload, name), getattr(other.cell.workload, name)) for name in names]
-    before, now = dict(_place(one.cell, infos[one.run])), dict(_place(other.cell, infos[other.run]))
-    pairs += [(name, before.get(name), now.get(name)) for name in dict.fromkeys((*before, *now))]
     differences = [pair for pair in pairs if pair[1] != pair[2]]
+    differences += _differing(_place(one.cell, infos[one.run]), _place(other.cell, infos[other.run]))
     histories = ["own" if has_own_history(placed.cell) else "of the baseline" for placed in (one, other)]
     if "own" in histories:
         differences.append(("history", histories[0], histories[1]))
-    ids = (
-        one.cell.workload_id,
-        other.cell.workload_id,
-    )  # they may come from fields that only one release knows
+    # of equal fields the ids may differ yet: one may be of a release that knew fewer fields
+    ids = (one.cell.workload_id, other.cell.workload_id)
     return differences if differences or ids[0] == ids[1] else [("workload_id", *ids)]
 
 
 def told_differences(one: RunInfo, other: RunInfo) -> list[tuple[str, object, object]]:
     """What two runs that are compared may differ in, and a reader must know: versions, the engine's settings."""
-    before, now = (
-        {f"{part} {name}": value for part in TOLD_PARTS for name, value in _part(info, part)}
-        for info in (one, other)
+    return _differing(
+        *(
+            {f"{part} {name}": value for part in TOLD_PARTS for name, value in _part(info, part)}
+            for info in (one, other)
+        )
     )
-    pairs = [(name, before.get(name), now.get(name)) for name in sorted({*before, *now})]
-    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def has_own_history(cell: Cell) -> bool:
@@ -126,12 +126,24 @@ def has_own_history(cell: Cell) -> bool:
     return any(note.startswith(_HISTORY_OWN) for note in cell.notes)
 
 
-def _place(cell: Cell, info: RunInfo) -> list[tuple[str, object]]:
+def _place(cell: Cell, info: RunInfo) -> dict[str, object]:
     """What a cell was measured on. The threads of a client do not move what a server measures."""
-    parts = MACHINE_PARTS[:1] if cell.on_server else MACHINE_PARTS
-    found = [(f"{part} {name}", value) for part in parts for name, value in _part(info, part)]
-    engine = [(f"engine {name}", value) for name, value in _part(info, "engine") if name in PLACE_OF_ENGINE]
-    return [*found, *engine]
+    place: dict[str, object] = {
+        f"machine {name}": value for name, value in machine_fingerprint(info.environment).items()
+    }
+    if not cell.on_server:
+        place |= {f"threads {name}": value for name, value in thread_settings(info.environment).items()}
+    engine = _part(info, "engine")
+    return place | {f"engine {name}": value for name, value in engine if name in PLACE_OF_ENGINE}
+
+
+def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    """Name and both values of what is not the same; the first word of a name says where it is from."""
+    return [
+        (name, one.get(name), other.get(name))
+        for name in dict.fromkeys((*one, *other))
+        if not same_value(name.partition(" ")[2], one.get(name), other.get(name))
+    ]
 
 
 def _part(info: RunInfo, part: str) -> list[tuple[str, Any]]:

@@ -9,16 +9,10 @@ from dataclasses import dataclass, replace
 from dflash.results import metrics, paired_metrics
 from dflash.results.pairing import Pair, Pairing
 from dflash.results.records import RequestRecord, RunInfo
-from dflash.results.stats import Interval, arithmetic_mean
+from dflash.results.stats import CONFIDENCE, Interval, arithmetic_mean
+from dflash.results.student_t import two_sided_quantile
 
 MIN_REPEATS = 3
-# 97.5 % quantiles of Student's t distribution with 1, 2, … 30 degrees of freedom; above, that of the normal one.
-_T = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-_NORMAL = 1.960
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +34,7 @@ def spread_of(values: Sequence[float | None]) -> RepeatSpread | None:
         return None
     count = len(known)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (count - 1))
-    quantile = _T[count - 2] if count - 2 < len(_T) else _NORMAL
-    half = quantile * deviation / math.sqrt(count)
+    half = two_sided_quantile(CONFIDENCE, count - 1) * deviation / math.sqrt(count)
     return RepeatSpread(known, Interval(mean, mean - half, mean + half))
 
 

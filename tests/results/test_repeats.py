@@ -30,13 +30,13 @@ def repeated_run(step_ms: tuple[int, ...], **config: object) -> Run:
 
 
 def test_the_interval_of_three_repeats_by_hand():
-    """1, 2, 3: mean 2, standard deviation 1, and 4.303 / sqrt(3) around it."""
+    """1, 2, 3: mean 2, standard deviation 1, and 4.3027 / sqrt(3) around it."""
     spread = spread_of([1.0, 2.0, 3.0])
     assert spread is not None
     assert spread.values == (1.0, 2.0, 3.0)
     assert spread.interval.value == 2.0
-    assert spread.interval.low == pytest.approx(2 - 4.303 / 3**0.5)
-    assert spread.interval.high == pytest.approx(2 + 4.303 / 3**0.5)
+    assert spread.interval.low == pytest.approx(2 - 4.302653 / 3**0.5)
+    assert spread.interval.high == pytest.approx(2 + 4.302653 / 3**0.5)
 
 
 @pytest.mark.parametrize("values", [[], [1.0, 2.0], [1.0, 2.0, None]])

@@ -95,6 +95,26 @@ def test_that_the_arms_did_not_take_turns_is_said():
     assert "baseline\\_of\\_other" not in report_of(made_up_run())
 
 
+@pytest.mark.parametrize(("memory_gib", "is_paired"), [(125.2, True), (64.0, False)])
+def test_memory_may_differ_by_what_a_kernel_keeps(memory_gib, is_paired):
+    yesterday, today = parts_of(made_up_run(block_sizes=(3,)))
+    machine = {**MACHINE["machine"], "memory_gib": 125.8}
+    runs = [
+        changed(yesterday, machine=machine),
+        changed(today, machine={**machine, "memory_gib": memory_gib}),
+    ]
+    arm = next(item for item in summarise_runs(runs).cells if not item.cell.arm.is_baseline)
+    assert (arm.number("speedup") is not None) == is_paired
+    assert is_paired or "machine memory_gib differs (64.0, there 125.8)" in (arm.why_no_speedup or "")
+
+
+def test_another_kernel_is_told():
+    yesterday, today = parts_of(made_up_run(block_sizes=(3,)))
+    arm = summarise_runs([yesterday, changed(today, machine={**MACHINE["machine"], "os": "newer"})]).cells[1]
+    (finding,) = [item for item in arm.findings if item.code == "runs_differ"]
+    assert "machine os newer (baseline: None)" in finding.sentence
+
+
 def test_other_versions_are_compared_and_told():
     yesterday, today = parts_of(made_up_run())
     summary = summarise_runs([yesterday, changed(today, versions={"torch": "2.10"})])

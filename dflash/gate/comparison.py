@@ -16,17 +16,16 @@ from dflash.gate.factors import split_speed
 from dflash.gate.judge import LEVEL, Judged, holm_levels, judge_change, judge_limit, p_value
 from dflash.gate.pairing import allow_fields, pair_cells, with_prompt_tokens
 from dflash.gate.quantities import OUTPUTS_UNCHANGED, QUANTITIES, Quantity
+from dflash.gate.reasons import notes_of, refusal_of, why_not_measured
 from dflash.gate.records import (
     CellPair,
     Change,
     Comparison,
-    FieldDifference,
     Gate,
     GateReport,
     SpeedSplit,
 )
 from dflash.gate.sides import Side, sides_of
-from dflash.gate.words import value_of
 from dflash.results.paired_metrics import agreement, pair_units
 from dflash.results.records import Cell, RunInfo
 from dflash.results.summary import RunSummary
@@ -127,7 +126,7 @@ def compare_runs(base: GatedRun, new: GatedRun, rules: Rules) -> GateReport:
         for which, run in (("base", base), ("new", new))
         for sentence in run.errors
     ]
-    notes = (*broken, *_notes(judged.pairs, judged.unused, comparisons))
+    notes = (*broken, *notes_of(judged.pairs, judged.unused, comparisons))
     report = GateReport(
         base.info.name,
         new.info.name,
@@ -175,7 +174,7 @@ def _try(
     sides = base.sides.get(pair.base.cell_id, _NOTHING), new.sides.get(pair.new.cell_id, _NOTHING)
     refused = pair.refused(quantity.is_time)
     if refused:
-        return _Trial(gate, pair, _refusal(refused))
+        return _Trial(gate, pair, refusal_of(refused))
     if quantity.is_time and not (pair.base.is_timed and pair.new.is_timed):
         return _Trial(gate, pair, "no time was kept, because processes shared a device")
     if gate.is_limit:
@@ -191,7 +190,7 @@ def _try(
     values = [quantity.value(side) for side in sides]
     if values == [None, None] and quantity.is_paired:
         return None  # neither run has a baseline to pair with
-    return _Trial(gate, pair, _not_measured(quantity, values))
+    return _Trial(gate, pair, why_not_measured(quantity, values))
 
 
 def _try_limit(gate: Gate, pair: CellPair, quantity: Quantity, sides: tuple[Side, Side]) -> _Trial | None:
@@ -273,59 +272,6 @@ def _filled(comparison: Comparison, judged: Judged, change: Change | None) -> Co
         num_new_repeats=change.num_new_repeats,
         num_left_out=change.num_left_out,
     )
-
-
-def _refusal(differences: Sequence[FieldDifference]) -> str:
-    first = differences[0]
-    more = f" and {len(differences) - 1} more fields" if len(differences) > 1 else ""
-    return (
-        f"{first.field} differs: {_shown(first.base)} in the base, {_shown(first.new)} in the new run{more} "
-        f"(--allow {first.field} compares all the same)"
-    )
-
-
-def _shown(value: object) -> str:
-    return "not known" if value is None else repr(value) if isinstance(value, str) else str(value)
-
-
-def _not_measured(quantity: Quantity, values: Sequence[float | None]) -> str:
-    if None not in values:
-        return f"{quantity.name} is 0 in the base: there is no relative change of it, gate it by a limit"
-    where = [name for name, value in zip(("base", "new run"), values, strict=True) if value is None]
-    shown = [value_of(quantity.name, value) for value in values if value is not None]
-    other = f" (it is {shown[0]} in the other)" if shown else ""
-    return f"{quantity.name} was not measured in the {' and the '.join(where)}{other}"
-
-
-def _notes(
-    pairs: Sequence[CellPair], unused: Sequence[Gate], comparisons: Sequence[Comparison]
-) -> tuple[str, ...]:
-    notes = [f"gate {gate.text}: no cell has this quantity" for gate in unused]
-    new_cells = [
-        pair.cell.arm.label + " on " + pair.cell.workload.dataset for pair in pairs if pair.base is None
-    ]
-    if new_cells:
-        notes.append(f"only in the new run, compared with nothing: {', '.join(new_cells)}")
-    listed = {
-        item.field: f"{item.field}: {_shown(item.base)} in the base, {_shown(item.new)} in the new run"
-        for pair in pairs
-        for item in pair.differences
-        if item.scope == "listed"
-    }
-    allowed = {
-        item.field: f"let pass by --allow: {item.field}: {_shown(item.base)} in the base, {_shown(item.new)} in the "
-        "new run"
-        for pair in pairs
-        for item in pair.differences
-        if item.is_allowed
-    }
-    left_out = {
-        f"{comparison.num_left_out} turns of {comparison.pair.cell.arm.label} on "
-        f"{comparison.pair.cell.workload.dataset} are left out: they did not complete in every repeat of both runs"
-        for comparison in comparisons
-        if comparison.num_left_out
-    }
-    return (*notes, *allowed.values(), *sorted(left_out), *listed.values())
 
 
 def _exit_code(report: GateReport, unused: Sequence[Gate]) -> int:

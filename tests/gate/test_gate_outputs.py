@@ -106,7 +106,7 @@ def every_verdict() -> GateReport:
         comparison(
             "tpot_s:+5%",
             "incomparable",
-            "machine.cpu differs: 'a CPU' in the base, not known in the new run (--allow machine.cpu compares all "
+            "machine.cpu differs: 'a CPU' in the base, n/a in the new run (--allow machine.cpu compares all "
             "the same)",
             pair=REFUSED,
         ),

@@ -236,6 +236,35 @@ def test_exit_codes(gates, new, strict, code):
     assert report.exit_code == code
 
 
+@pytest.mark.parametrize(
+    ("new", "gate", "reason"),
+    [
+        ({"num_failed": 16}, "acceptance_length:-2%", "no prompt completed in every repeat of both runs"),
+        (
+            {"num_failed": 16, "num_repeats": 1},
+            "acceptance_length:-2%",
+            "acceptance_length was not measured in the new run (it is 3.",
+        ),
+    ],
+)
+def test_what_was_not_measured_is_said(new, gate, reason):
+    comparison = only(compare(made_up(), made_up("new", **new), gate))
+    assert comparison.verdict == "incomparable"
+    assert comparison.reason.startswith(reason)
+
+
+def test_a_share_of_nothing_has_no_relative_change():
+    report = compare(made_up(num_differing=16), made_up("new", num_differing=8), "agreement:-5%")
+    assert only(report).reason.startswith("agreement is 0 in the base")
+
+
+def test_every_field_that_differs_is_named():
+    comparison = only(compare(made_up(), made_up("new", workload={"seed": 3, "top_k": 9}), "tpot_s:+5%"))
+    assert comparison.reason.startswith(
+        "top_k differs: n/a in the base, 9 in the new run; also: seed (--allow top_k "
+    )
+
+
 def test_a_cell_that_the_new_run_lacks_is_incomparable():
     base, new = made_up(), made_up("new")
     new = type(new)(

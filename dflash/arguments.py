@@ -30,8 +30,8 @@ def benchmark_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="python -m dflash.benchmark",
         description="Run the same prompts through plain decoding and through drafting, and report.",
-        epilog="LIST is comma-separated; lists make grids. Exit codes: 0 done or stopped by --time-budget, 2 usage, 3 too many "
-        "requests failed, 4 engine or data not to be had, 70 internal error, 130 interrupted.",
+        epilog="LIST is comma-separated; lists make grids. Exit codes: 0 done or stopped by --time-budget, 2 usage, "
+        "3 too many requests failed, 4 engine or data not to be had, 70 internal error, 130 interrupted.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )

@@ -132,8 +132,10 @@ class Execution:
         for number, rounds in self._visits():
             # the first visit always begins: what it loads may use up the budget, and nothing would be there to resume
             is_late = bool(self._visited) and self._budget.is_used_up
-            if any(self._ranks.all_of(sweep.is_ended or is_late)):
-                sweep.cut = self._budget.reason if is_late else ""
+            states = self._ranks.all_of((is_late, sweep.is_ended))
+            if any(late for late, _ in states):
+                sweep.cut = self._budget.reason
+            if any(late or ended for late, ended in states):
                 break
             if self._stages[number].config.serve:
                 await self._serve_arms(number, rounds[0])
@@ -169,7 +171,6 @@ class Execution:
             if self._visited and self._budget.is_used_up:
                 self._sweep.cut = self._budget.reason
                 return
-            await self._sweep.rest()
             try:
                 arm = with_block_size(stage.config, planned)
                 async with launch_arm(stage.config, arm, self._progress.say) as server:

@@ -99,6 +99,11 @@ async def _all(works: Iterable[Awaitable[None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def rest(seconds: float) -> None:
+    """Do nothing, so that the machine can cool down."""
+    await asyncio.sleep(seconds)
+
+
 class LoopLag:
     """How late this process's event loop wakes up: time that it adds to the stamps of what it reads.
 

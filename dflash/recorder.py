@@ -93,7 +93,8 @@ class RunRecorder(LineRecorder):
         """
         datasets = tuple(_dataset_info(prompt_set) for prompt_set in self._prompt_sets)
         if self._stored is not None:
-            check_same_references(self._stored, datasets)
+            prompts = [prompt for prompt_set in self._prompt_sets for prompt in prompt_set.prompts]
+            check_same_references(self._stored, datasets, load_answers(self._writer.folder), prompts)
         first = self._info is None
         info = self._first_info(environment, datasets, others) if self._info is None else self._info
         placement = place_cells(

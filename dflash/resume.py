@@ -13,6 +13,7 @@ from typing import Any
 
 from dflash.errors import UsageError
 from dflash.plan import IDENTITY_PARTS, Group, short_digest
+from dflash.prompts import Prompt
 from dflash.results.records import Arm, Cell, DatasetInfo, RequestRecord, RunInfo, Workload
 
 Unit = tuple[str, int]  # prompt, repeat
@@ -82,20 +83,34 @@ def place_cells(
     return Placement((*others, *placed), tuple(dict.fromkeys(notes)))
 
 
-def check_same_references(info: RunInfo, datasets: Sequence[DatasetInfo]) -> None:
+def check_same_references(
+    info: RunInfo, datasets: Sequence[DatasetInfo], known: Mapping[str, str], prompts: Iterable[Prompt]
+) -> None:
     """What was measured must be scored by the references that it was begun with.
 
+    Args:
+        known: the reference answers in the run's folder, by prompt id.
+        prompts: that are to be run now.
+
     Raises:
-        UsageError: names the data set whose reference answers or tests differ.
+        UsageError: names the data set or prompt whose reference answer or tests differ.
     """
-    new = {dataset.name: dataset.references_digest for dataset in datasets}
+    new = {(dataset.name, dataset.digest): dataset.references_digest for dataset in datasets}
     for old in info.datasets:
-        if old.name in new and new[old.name] != old.references_digest:
-            raise UsageError(
-                f"run {info.name!r} cannot be resumed, the reference answers of {old.name} differs: "
-                f"it was {old.references_digest!r} and is now {new[old.name]!r}",
-                "restore the data set that the run was begun with, or choose another name by --run",
-            )
+        now = new.get((old.name, old.digest), old.references_digest)
+        if now != old.references_digest:
+            _refuse_references(info, old.name, old.references_digest, now)
+    for prompt in prompts:  # another choice of prompts may hold some of the same
+        if known.get(prompt.prompt_id, prompt.answer) != prompt.answer:
+            _refuse_references(info, prompt.prompt_id, known[prompt.prompt_id], prompt.answer)
+
+
+def _refuse_references(info: RunInfo, name: str, was: str | None, now: str | None) -> None:
+    raise UsageError(
+        f"run {info.name!r} cannot be resumed, the reference answers of {name} differ: "
+        f"it was {was!r} and is now {now!r}",
+        "restore the data set that the run was begun with, or choose another name by --run",
+    )
 
 
 def finished_units(group: Group, records: Iterable[RequestRecord]) -> set[Unit]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import threading
 import time
@@ -13,7 +12,7 @@ from dflash.asking import Answer, Asker, Place, context_of, history_after, warmu
 from dflash.backends.base import Message, ServerBackend
 from dflash.errors import RequestError, UnavailableError
 from dflash.group_end import GroupEnd
-from dflash.load import Job, Load, LoopLag, run_load
+from dflash.load import Job, Load, LoopLag, rest, run_load
 from dflash.output_differences import record_differences
 from dflash.plan import Group, num_warmup_of
 from dflash.progress import Progress
@@ -105,7 +104,6 @@ class ServedRunner:
         self._texts = texts
         self._has_baseline = has_baseline
         self._launch = launch
-        self._has_run = False
         self._num_done = 0  # units
         self._asker = Asker(backend, recorder, progress, stop)
         self._num_gone = 0  # requests in a row that found no server
@@ -136,7 +134,7 @@ class ServedRunner:
                 self._texts.add(group.workload_id, output.prompt_id, output.repeat, output.turn, output.text)
         warm: set[int] = set()
         failures: dict[str, Exception] = {}
-        is_cut = False
+        is_cut = has_run = False
         for block in plan_blocks(units, group.workload.concurrency, baseline_first=group.has_turns):
             cell = group.cells[block.arm_index]
             if cell.cell_id in failures:
@@ -145,7 +143,9 @@ class ServedRunner:
                 is_cut = True
                 break
             try:
-                await self._rest()
+                if has_run and self._cooldown_s:
+                    await rest(self._cooldown_s)
+                has_run = True
                 if block.arm_index not in warm:
                     await self._warm_up(group, cell)
                     warm.add(block.arm_index)
@@ -158,11 +158,6 @@ class ServedRunner:
         if group.workload.temperature == 0 and (is_last or is_cut):
             record_differences(group, self._recorder)
         return GroupEnd(is_cut, failures)
-
-    async def _rest(self) -> None:
-        if self._has_run and self._cooldown_s:
-            await asyncio.sleep(self._cooldown_s)
-        self._has_run = True
 
     def _units_of(self, group: Group, cell: Cell, rounds: Iterable[int]) -> list[Unit]:
         return units_left(group, cell, self._recorder.records_of([cell]), rounds)

@@ -19,6 +19,7 @@ from dflash.errors import UsageError
 from dflash.interleaved import InterleavedRunner
 from dflash.interrupts import Interrupts
 from dflash.line_recorder import LineRecorder
+from dflash.load import rest
 from dflash.plan import Group
 from dflash.progress import Progress, said_if_slow
 from dflash.prompts import PromptSet
@@ -180,7 +181,7 @@ class Sweep:
                         self.cut = self._budget.reason
                         continue
                     if has_work:
-                        await self.rest()
+                        await self._rest()
                         self._set_status(current, "running")
                     end = await runner.run_group(group, number, self._failures)
                     self._note_end(group, end.is_cut, end.failures, number == last)
@@ -216,10 +217,10 @@ class Sweep:
         if self._run_recorder is not None and cells:
             self._run_recorder.set_status(cells, status, reason)
 
-    async def rest(self) -> None:
+    async def _rest(self) -> None:
         """Let the machine cool down between two cells."""
         if self._has_run and self._config.cooldown_s:
-            await asyncio.sleep(self._config.cooldown_s)
+            await rest(self._config.cooldown_s)
         self._has_run = True
 
     def is_done(self, number: int, label: str, round_number: int) -> bool:

@@ -28,11 +28,30 @@ def test_other_reference_answers_are_refused(tmp_path: Path, monkeypatch: pytest
         answered = replace(prompts, prompts=(replace(prompts.prompts[0], answer=answer), prompts.prompts[1]))
         monkeypatch.setattr(dflash.runner, "load_prompt_sets", lambda config, found=answered: (found,))
         if refused:
-            with pytest.raises(UsageError, match="the reference answers of quickstart differs"):
+            with pytest.raises(UsageError, match="the reference answers of quickstart differ: "):
                 run_simulated(tmp_path)
         else:
             assert run_simulated(tmp_path)[0].run.answers() == {"quickstart/0000": "18"}
     assert load_run(tmp_path / "run").answers() == {"quickstart/0000": "18"}
+
+
+def test_more_prompts_of_a_scored_set_begin_new_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for num_prompts in (2, 3):
+        prompts = made_up_prompts(num_prompts)
+        answered = tuple(replace(prompt, answer=prompt.prompt_id[-1]) for prompt in prompts.prompts)
+        found = replace(prompts, prompts=answered)
+        monkeypatch.setattr(dflash.runner, "load_prompt_sets", lambda config, found=found: (found,))
+        outcome, _ = run_simulated(tmp_path)
+    assert cells_by_status(outcome.run) == {
+        "retired": ["baseline", "dflash B=4"],
+        "completed": ["baseline", "dflash B=4"],
+    }
+    assert all(
+        "num_prompts differs" in (cell.reason or "num_prompts differs") for cell in outcome.run.info.cells
+    )
+    assert len(outcome.run.answers()) == 3
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:

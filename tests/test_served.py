@@ -13,6 +13,8 @@ from made_up_prompts import EXACT, made_up_prompts
 
 import dflash.execution
 import dflash.runner
+import dflash.served
+import dflash.sweep
 from dflash.backends.scenario import Fault, Scenario, ServerSettings
 from dflash.backends.sglang import SglangBackend
 from dflash.backends.simulated_http import simulated_server, simulated_server_thread
@@ -177,6 +179,20 @@ class TestRun:
         assert drafting.number("agreement") == 0.0
         assert {difference.position for difference in run.differences} == {3}
         assert len(run.differences) == 10
+
+    def test_the_machine_rests_between_two_stretches_of_load(
+        self, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rests: list[float] = []
+
+        async def rest(seconds: float) -> None:
+            rests.append(seconds)
+
+        monkeypatch.setattr(dflash.served, "rest", rest)
+        monkeypatch.setattr(dflash.sweep, "rest", rest)
+        with two_servers(protocol) as servers:
+            run = run_on(servers, tmp_path, protocol, cooldown_s=5.0, concurrencies=(1, 2)).run
+        assert rests == [5.0] * (len(run.windows()) - 1)
 
     def test_an_arm_whose_server_goes_away_leaves_the_other_to_finish(
         self, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch

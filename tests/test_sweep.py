@@ -64,7 +64,7 @@ def test_the_machine_rests_between_cells_and_not_before_the_first(
     async def rest(seconds: float) -> None:
         rests.append(seconds)
 
-    monkeypatch.setattr(dflash.sweep.asyncio, "sleep", rest)
+    monkeypatch.setattr(dflash.sweep, "rest", rest)
     run_simulated(tmp_path, datasets=BOTH, repeats=2, cooldown_s=7.5)
     assert rests == [7.5] * 3
     run_simulated(tmp_path, datasets=BOTH, repeats=2, cooldown_s=7.5)

@@ -1,4 +1,4 @@
-"""A report in Markdown -> the same report as one HTML file that needs nothing else: no network, no other file. Pure.
+"""A report in Markdown -> the same report as one HTML file that needs nothing else: no network, no other file.
 
 Raw HTML in the text shows as text, and links lead only within the page. The page's own policy forbids whatever is not
 in it: only the script and the style whose digests it names count.

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dflash.errors import UsageError
 from dflash.results.atomic_file import write_file
@@ -73,11 +74,14 @@ def write_reports(report: Report, folder: Path, formats: Sequence[str] = ("markd
     text = render_runs(
         infos, report.summary, [Path(name) for name in pictures], report.unread, report.published
     )
-    document = json_document_of_runs(report.runs, report.summary, report.exit_code, report.unread)
+
+    def document() -> dict[str, Any]:
+        return json_document_of_runs(report.runs, report.summary, report.exit_code, report.unread)
+
     contents = {
         "markdown": lambda: text,
-        "csv": lambda: render_csv(document["cells"]),
-        "json": lambda: json.dumps(document, indent=2, allow_nan=False) + "\n",
+        "csv": lambda: render_csv(document()["cells"]),
+        "json": lambda: json.dumps(document(), indent=2, allow_nan=False) + "\n",
         "html": lambda: render_html(text, pictures, anchors_of(text)),
     }
     paths = [write_file(folder / NAMES[name], contents[name]().encode()) for name in dict.fromkeys(formats)]

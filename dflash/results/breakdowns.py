@@ -11,7 +11,14 @@ import numpy
 from numpy.typing import NDArray
 
 from dflash.results import request_metrics
-from dflash.results.cell_metrics import arm_metrics, pair_metrics
+from dflash.results.cell_metrics import (
+    Intervals,
+    arm_metrics,
+    intervals_of,
+    pair_metrics,
+    pooled_arm_metrics,
+    pooled_pair_metrics,
+)
 from dflash.results.columns import RequestTable, table_of, unit_codes
 from dflash.results.measured import Measured
 from dflash.results.paired_metrics import Pairing, pair_units
@@ -88,18 +95,25 @@ def _parts(
 ) -> tuple[PartSummary, ...]:
     """Args: `part_of` [requests], the part each belongs to, in either arm; None: to none."""
     records, baseline = table_of(arms.records), table_of(arms.baseline)
+    refused = arms.pairing is None or bool(arms.pairing.unlike_prompts)
+    parts = []
+    for name in names:
+        own, other = records.take(part_of == name), baseline.take(part_of_baseline == name)
+        pairing = None if refused else pair_units(other, own)
+        parts.append((str(name), replace(arms, records=own, baseline=other, pairing=pairing)))
+    pooled = [
+        pooled_arm_metrics(part.records, part.outcomes) | pooled_pair_metrics(part.cell, part.pairing)
+        for _, part in parts
+    ]
     return tuple(
-        _part(arms, str(name), records.take(part_of == name), baseline.take(part_of_baseline == name))
-        for name in names
+        _part(name, part, known) for (name, part), known in zip(parts, intervals_of(pooled), strict=True)
     )
 
 
-def _part(arms: TwoArms, name: str, records: RequestTable, baseline: RequestTable) -> PartSummary:
-    refused = arms.pairing is None or bool(arms.pairing.unlike_prompts)
-    pairing = None if refused else pair_units(baseline, records)
-    values = arm_metrics(arms.cell, records, arms.outcomes)
-    values |= pair_metrics(arms.cell, pairing, baseline, records, arms.outcomes)
-    return PartSummary(values, name, request_metrics.num_completed(records))
+def _part(name: str, arms: TwoArms, known: Intervals) -> PartSummary:
+    values = arm_metrics(arms.cell, arms.records, arms.outcomes, known)
+    values |= pair_metrics(arms.cell, arms.pairing, arms.baseline, arms.records, arms.outcomes, known)
+    return PartSummary(values, name, request_metrics.num_completed(arms.records))
 
 
 def _length_buckets(records: RequestTable, baseline: RequestTable) -> tuple[NDArray[Any], NDArray[Any]]:

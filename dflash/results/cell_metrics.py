@@ -2,32 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dflash.results import acceptance_metrics, metrics, paired_metrics, request_metrics, task_scores
 from dflash.results.columns import table_of
 from dflash.results.measured import MetricValue
 from dflash.results.paired_metrics import Pairing
 from dflash.results.records import Cell, RequestRecord
-from dflash.results.stats import Interval, intervals, percentiles
+from dflash.results.stats import Interval, Pooled, intervals, percentiles
 from dflash.results.task_scores import NOT_SCORED, Outcomes
 
 LATENCY_PERCENTILES = (50, 90, 99)
 
 
-def arm_metrics(
-    cell: Cell, records: Sequence[RequestRecord], outcomes: Outcomes = NOT_SCORED
-) -> dict[str, MetricValue]:
-    """Every metric of one arm alone, under its code name."""
-    records = table_of(records)
-    busy_s = _busy_s(cell, records)
-    pooled = {
+Intervals = Mapping[str, "Interval | None"]  # by code name
+
+
+def pooled_arm_metrics(records: Sequence[RequestRecord], outcomes: Outcomes) -> dict[str, Pooled]:
+    """Those metrics of one arm alone that have an interval."""
+    return {
         "decode_tok_s": metrics.pooled_decode_tok_s(records),
         "acceptance_length": acceptance_metrics.pooled_acceptance_length(records),
         "acceptance_length_untrimmed": acceptance_metrics.pooled_acceptance_length_untrimmed(records),
         "task_score": task_scores.pooled_task_score(records, outcomes),
     }
-    found = dict(zip(pooled, intervals(list(pooled.values())), strict=True))
+
+
+def pooled_pair_metrics(cell: Cell, pairing: Pairing | None) -> dict[str, Pooled]:
+    """Those metrics of an arm beside its baseline that have an interval; nothing where there are no pairs."""
+    if pairing is None or pairing.unlike_prompts:
+        return {}
+    pooled = {
+        "speedup": paired_metrics.pooled_speedup(pairing),
+        "e2el_speedup": paired_metrics.pooled_e2el_speedup(pairing),
+    }
+    if cell.workload.temperature == 0:
+        pooled["agreement"] = paired_metrics.pooled_agreement(pairing)
+    return pooled
+
+
+def intervals_of(pooled: Sequence[Mapping[str, Pooled]]) -> list[Intervals]:
+    """The intervals of several cells or parts, drawn together."""
+    found = iter(intervals([item for items in pooled for item in items.values()]))
+    return [{name: next(found) for name in items} for items in pooled]
+
+
+def arm_metrics(
+    cell: Cell,
+    records: Sequence[RequestRecord],
+    outcomes: Outcomes = NOT_SCORED,
+    known: Intervals | None = None,
+) -> dict[str, MetricValue]:
+    """Every metric of one arm alone, under its code name.
+
+    Args:
+        known: the intervals of `pooled_arm_metrics`, where they are known already.
+    """
+    records = table_of(records)
+    busy_s = _busy_s(cell, records)
+    found = intervals_of([pooled_arm_metrics(records, outcomes)])[0] if known is None else known
     values: dict[str, MetricValue] = {
         "num_requests": len(records),
         "num_completed": request_metrics.num_completed(records),
@@ -85,27 +118,27 @@ def pair_metrics(
     baseline: Sequence[RequestRecord],
     arm: Sequence[RequestRecord],
     outcomes: Outcomes = NOT_SCORED,
+    known: Intervals | None = None,
 ) -> dict[str, MetricValue]:
-    """Every metric of an arm beside its baseline; all None where there is no pairing or it was refused."""
+    """Every metric of an arm beside its baseline; all None where there is no pairing or it was refused.
+
+    Args:
+        known: the intervals of `pooled_pair_metrics`, where they are known already.
+    """
     if pairing is None or pairing.unlike_prompts:
         return dict.fromkeys(PAIRED_METRICS)
     greedy = cell.workload.temperature == 0
     changed = task_scores.changed_answers(pairing, outcomes)
-    pooled = [
-        paired_metrics.pooled_speedup(pairing),
-        paired_metrics.pooled_e2el_speedup(pairing),
-        *([paired_metrics.pooled_agreement(pairing)] if greedy else []),
-    ]
-    speedup, e2el_speedup, *agreement = intervals(pooled)
+    found = intervals_of([pooled_pair_metrics(cell, pairing)])[0] if known is None else known
     return {
-        "speedup": speedup,
+        "speedup": found["speedup"],
         "speedup_agreeing": paired_metrics.speedup_agreeing(pairing) if greedy else None,
-        "e2el_speedup": e2el_speedup,
+        "e2el_speedup": found["e2el_speedup"],
         "throughput_speedup": _throughput_speedup(cell, baseline, arm),
         "speedup_mean_tpot": paired_metrics.speedup_mean_tpot(pairing),
         "break_even_acceptance_length": paired_metrics.break_even_acceptance_length(pairing),
         "output_length_ratio": paired_metrics.output_length_ratio(pairing),
-        "agreement": agreement[0] if greedy else None,
+        "agreement": found["agreement"] if greedy else None,
         "num_pairs": len(pairing.pairs),
         "task_score_only_baseline": None if changed is None else changed[0],
         "task_score_only_arm": None if changed is None else changed[1],

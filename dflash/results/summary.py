@@ -14,7 +14,13 @@ from dflash.results.averages import Average as Average
 from dflash.results.averages import averages_of
 from dflash.results.baselines import PlacedCell
 from dflash.results.breakdowns import TwoArms, break_down
-from dflash.results.cell_metrics import arm_metrics, pair_metrics
+from dflash.results.cell_metrics import (
+    arm_metrics,
+    intervals_of,
+    pair_metrics,
+    pooled_arm_metrics,
+    pooled_pair_metrics,
+)
 from dflash.results.cell_summary import CellSummary as CellSummary
 from dflash.results.cell_summary import Group as Group
 from dflash.results.cell_summary import all_at_limit as all_at_limit
@@ -86,15 +92,12 @@ class _Summariser:
         self.slo = next((item.slo for item in facts if item.slo is not None), None)
         self.facts = [replace(item, slo=self.slo) for item in facts]  # goodput by one set of limits for all
         self.saved = self._read_saved_outputs(runs)
-        labels = [
-            {
-                label
-                for label, count in Counter(placed.cell.arm.label for placed in group).items()
-                if count > 1
-            }
+        self.shared_arms = {
+            arm.name
             for group in self.grouped
-        ]
-        self.shared_labels: set[str] = set().union(*labels)  # of arms that several runs hold
+            for arm, count in Counter(placed.cell.arm for placed in group).items()
+            if count > 1
+        }  # that several runs hold
 
     def summarise(self) -> RunSummary:
         groups = [self._summarise_group(group) for group in self.grouped]
@@ -139,8 +142,10 @@ class _Summariser:
             outcomes = {**self.facts[baseline.run].outcomes, **outcomes}
         records = compared.arm
         pairing = None if baseline is None else pair_units(compared.baseline, records)
-        values = arm_metrics(cell, records, outcomes) | load_metrics(cell, records, load)
-        values |= pair_metrics(cell, pairing, compared.baseline, records, outcomes)
+        pooled = pooled_arm_metrics(records, outcomes) | pooled_pair_metrics(cell, pairing)
+        (known,) = intervals_of([pooled])
+        values = arm_metrics(cell, records, outcomes, known) | load_metrics(cell, records, load)
+        values |= pair_metrics(cell, pairing, compared.baseline, records, outcomes, known)
         findings = check_cell(cell, records) + check_scores(cell, records, outcomes)
         findings += check_load(cell, records, Measured(values), load)
         if baseline is not None and pairing is not None:
@@ -173,7 +178,7 @@ class _Summariser:
             text_differences=compared.text_differences,
             between_repeats=between_repeats(self.infos[placed.run], records, pairing),
             run=placed.run,
-            run_name=self.infos[placed.run].name if cell.arm.label in self.shared_labels else "",
+            run_name=self.infos[placed.run].name if cell.arm.name in self.shared_arms else "",
             baseline_run=placed.run if baseline is None else baseline.run,
         )
 

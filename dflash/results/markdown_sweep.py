@@ -34,7 +34,7 @@ def block_sizes(groups: Sequence[Group]) -> list[str]:
     rows, unclear = [], []
     for title, cells in swept:
         best, within = _fastest(list(cells.values()))
-        method = next(iter(cells.values())).cell.arm.name
+        method = _method(next(iter(cells.values())))
         shown = [_words(cells[size], cells[size] is best) if size in cells else "" for size in sizes]
         rows.append([escape(title), escape(method), *shown])
         if best is None:
@@ -50,6 +50,11 @@ def block_sizes(groups: Sequence[Group]) -> list[str]:
     header = [what_differs(groups), "method", *(f"B={size}" for size in sizes)]
     parts: list[str] = [table(header, rows, num_left=2), _SWEEP_WORDS]
     return [*parts, bullets(unclear)] if unclear else parts
+
+
+def _method(cell: CellSummary) -> str:
+    name = cell.cell.arm.name
+    return f"{name} ({cell.run_name})" if cell.run_name else name
 
 
 def _sweeps(group: Group) -> dict[tuple[str, str], dict[int, CellSummary]]:

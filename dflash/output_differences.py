@@ -21,7 +21,8 @@ def record_differences(group: Group, recorder: RunRecorder) -> None:
     if baseline is None:
         return
     run = load_run(recorder.folder)
-    others = {cell.cell_id for cell in run.info.cells if cell.workload_id == workload_id} - {baseline.cell_id}
+    live = (cell for cell in run.info.cells if cell.workload_id == workload_id and not cell.is_retired)
+    others = {cell.cell_id for cell in live} - {baseline.cell_id}
     records = {_key(record): record for record in run.records if record.completed}
     known = {_key(difference) for difference in run.differences}
     differing: set[Key] = set()

@@ -92,12 +92,11 @@ class _Summariser:
         self.slo = next((item.slo for item in facts if item.slo is not None), None)
         self.facts = [replace(item, slo=self.slo) for item in facts]  # goodput by one set of limits for all
         self.saved = self._read_saved_outputs(runs)
-        self.shared_arms = {
-            arm.name
-            for group in self.grouped
-            for arm, count in Counter(placed.cell.arm for placed in group).items()
-            if count > 1
-        }  # that several runs hold
+        self.shared_arms: set[str] = set()  # names of those of which several runs hold the same label
+        for group in self.grouped:
+            arms = [placed.cell.arm for placed in group]
+            labels = Counter(arm.label for arm in arms)
+            self.shared_arms |= {arm.name for arm in arms if labels[arm.label] > 1}
 
     def summarise(self) -> RunSummary:
         groups = [self._summarise_group(group) for group in self.grouped]

@@ -209,6 +209,14 @@ def test_the_own_baseline_comes_before_that_of_another_run_and_equal_arms_bear_t
     assert "► **dflash B=3 (a)**" not in report
 
 
+def test_two_drafts_of_one_label_bear_their_runs_names_too():
+    yesterday, today = parts_of(made_up_run(block_sizes=(3,)))
+    cells = tuple(replace(item, arm=replace(item.arm, draft_revision="r8")) for item in today.info.cells)
+    newer = replace(today, info=replace(today.info, name="newer", cells=cells))
+    labels = [item.label for item in summarise_runs([yesterday, today, newer]).cells]
+    assert labels == ["baseline", "dflash B=3 (today)", "dflash B=3 (newer)"]
+
+
 def test_groups_that_read_the_same_bear_their_runs_names():
     yesterday, today = parts_of(made_up_run(block_sizes=(3,)))
     report = report_of(yesterday, with_workload(today, max_new_tokens=64))

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from dflash.gate.estimates import estimate
 from dflash.gate.expressions import parse_gate
-from dflash.gate.judge import holm_levels, judge_change, p_value
+from dflash.gate.families import Member, judge_family
 from dflash.gate.quantities import QUANTITIES
 from dflash.gate.records import CalibratedSpread, Gate, Verdict
 from dflash.gate.sides import Side
@@ -47,7 +47,6 @@ MAX_DRIFT = 0.01
 BURST_SHARE, BURST = 0.01, 1.5
 NS_PER_S = 1_000_000_000
 BASELINE_TOKEN_S, STEP_S, PREFILL_S = 0.020, 0.030, 0.040
-LEVEL = 0.05
 WANTED_FALSE_ALARMS, WANTED_FOUND = 0.01, 0.95
 
 Floats = NDArray[numpy.float64]
@@ -181,24 +180,17 @@ def _judge_page(
 ) -> list[Verdict]:
     """What one comparison of two runs says of each of its cells."""
     quantity = QUANTITIES[gate.quantity]
-    changes = []
+    members = []
     for cell in range(row.num_cells):
         truth = row.changed(row.truth) if is_changed and cell == 0 else row.truth
-        sides = [
+        base, new = (
             make_side(each, prompts_seed + cell, noise, paired=quantity.is_paired)
             for each in (row.truth, truth)
-        ]
-        change = estimate(quantity, *sides, calibrated=_calibrated(row, prompts_seed + cell, noise))
+        )
+        change = estimate(quantity, base, new, calibrated=_calibrated(row, prompts_seed + cell, noise))
         assert change is not None
-        changes.append(change)
-    tested = [(place, p) for place, change in enumerate(changes) for p in (p_value(change),) if p is not None]
-    levels = dict(
-        zip([place for place, _ in tested], holm_levels([p for _, p in tested], LEVEL), strict=True)
-    )
-    return [
-        judge_change(gate, quantity, change, 1 - levels.get(place, LEVEL)).verdict
-        for place, change in enumerate(changes)
-    ]
+        members.append(Member(gate, change, cell))
+    return [item.judged.verdict for item in judge_family(members)]
 
 
 def _calibrated(row: Row, prompts_seed: int, noise: numpy.random.Generator) -> CalibratedSpread | None:

@@ -13,7 +13,8 @@ from dflash.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, EXIT_WORSE
 from dflash.gate.calibrated import Calibration
 from dflash.gate.estimates import estimate, estimate_value
 from dflash.gate.factors import split_speed
-from dflash.gate.judge import LEVEL, Judged, holm_levels, judge_change, judge_limit, p_value
+from dflash.gate.families import JudgedChange, Member, judge_family
+from dflash.gate.judge import Judged, judge_limit
 from dflash.gate.pairing import allow_fields, pair_cells, with_prompt_tokens
 from dflash.gate.quantities import OUTPUTS_UNCHANGED, QUANTITIES, Quantity
 from dflash.gate.reasons import notes_of, refusal_of, why_not_measured
@@ -28,6 +29,7 @@ from dflash.gate.records import (
 from dflash.gate.sides import Side, sides_of
 from dflash.results.paired_metrics import agreement, pair_units
 from dflash.results.records import Cell, RunInfo
+from dflash.results.stats import CONFIDENCE
 from dflash.results.summary import RunSummary
 
 _NOTHING = Side.empty()
@@ -72,7 +74,10 @@ class _Trial:
     refusal: str | None = None
     change: Change | None = None
     value: float | None = None  # of a limit
-    p_value: float | None = None
+
+    @property
+    def is_change(self) -> bool:
+        return self.change is not None and not self.gate.is_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,7 @@ def _try(
         calibrated=calibration.spread(pair.new, quantity.name, len(sides[1].repeats)),
     )
     if change is not None:
-        return _Trial(gate, pair, change=change, p_value=p_value(change))
+        return _Trial(gate, pair, change=change)
     values = [quantity.value(side) for side in sides]
     if values == [None, None] and quantity.is_paired:
         return None  # neither run has a baseline to pair with
@@ -215,39 +220,45 @@ def _applies(quantity: Quantity, cell: Cell) -> bool:
 
 
 def _judge(trials: Sequence[_Trial]) -> tuple[tuple[Comparison, ...], int]:
-    tested = [place for place, trial in enumerate(trials) if trial.p_value is not None]
-    levels = holm_levels([trials[place].p_value or 0.0 for place in tested])
-    level_of = dict(zip(tested, levels, strict=True))
+    """All changes are one family; limits are judged one by one."""
+    places = [place for place, trial in enumerate(trials) if trial.is_change]
+    members = [
+        Member(trial.gate, trial.change, trial.pair.cell.cell_id)
+        for trial in (trials[place] for place in places)
+        if trial.change is not None
+    ]
+    judged = dict(zip(places, judge_family(members), strict=True))
     comparisons = tuple(
-        _comparison(trial, 1 - level_of.get(place, LEVEL)) for place, trial in enumerate(trials)
+        _changed(trial, judged[place]) if place in judged else _limited(trial)
+        for place, trial in enumerate(trials)
     )
-    return comparisons, len(tested)
+    return comparisons, sum(item.p_value is not None for item in judged.values())
 
 
-def _comparison(trial: _Trial, confidence: float) -> Comparison:
-    gate, quantity, change = trial.gate, QUANTITIES[trial.gate.quantity], trial.change
-    if trial.refusal is not None:
-        return Comparison(gate, trial.pair, "incomparable", trial.refusal)
-    if gate.is_limit:
-        assert trial.value is not None
-        judged = judge_limit(gate, quantity, trial.value, change, confidence)
-        return _filled(
-            Comparison(gate, trial.pair, judged.verdict, judged.reason, new=trial.value), judged, change
-        )
-    assert change is not None
-    judged = judge_change(gate, quantity, change, confidence)
+def _changed(trial: _Trial, item: JudgedChange) -> Comparison:
+    change = item.change
     comparison = Comparison(
-        gate,
+        trial.gate,
         trial.pair,
-        judged.verdict,
-        judged.reason,
+        item.judged.verdict,
+        item.judged.reason,
         base=change.base,
         new=change.new,
         relative=change.relative,
-        confidence=None if change.basis == "exact" else confidence,
-        p_value=trial.p_value,
+        confidence=None if change.basis == "exact" else item.confidence,
+        p_value=item.p_value,
     )
-    return _filled(comparison, judged, change)
+    return _filled(comparison, item.judged, change)
+
+
+def _limited(trial: _Trial) -> Comparison:
+    """A limit, or what could not be compared."""
+    gate = trial.gate
+    if trial.refusal is not None or trial.value is None:
+        return Comparison(gate, trial.pair, "incomparable", trial.refusal or "")
+    judged = judge_limit(gate, QUANTITIES[gate.quantity], trial.value, trial.change, CONFIDENCE)
+    comparison = Comparison(gate, trial.pair, judged.verdict, judged.reason, new=trial.value)
+    return _filled(comparison, judged, trial.change)
 
 
 def _with_factors(comparison: Comparison, splits: Sequence[SpeedSplit]) -> Comparison:

@@ -54,7 +54,10 @@ def _with_repeats(spread: Spread, number: int) -> Spread:
     if spread.runs is None or spread.runs.of_change == 0:
         return spread
     num_new = number if spread.runs.num_new else 0
-    degrees = (number - 1) * (2 if num_new else 1)
+    # as many more as repeats: what other cells tell grows alike
+    now = spread.runs.num_base + spread.runs.num_new - (2 if num_new else 1)
+    then = number + num_new - (2 if num_new else 1)
+    degrees = spread.runs.degrees_of_freedom * then / max(1, now)
     runs = replace(spread.runs, num_base=number, num_new=num_new, degrees_of_freedom=degrees)
     runs = replace(runs, requests=spread.runs.requests * runs.of_change / spread.runs.of_change)
     prompts = spread.prompts

@@ -91,7 +91,7 @@ class RunSpread:
     """How a logarithm of a quantity varies from one repeat of a run to the next, or from run to run."""
 
     variance: float  # s² of one repeat, pooled over both runs; of a calibration: of one whole run
-    degrees_of_freedom: int
+    degrees_of_freedom: float
     num_base: int  # that the base is the mean of
     num_new: int  # 0: the spread is of one run's value, and of no change
     requests: float = (
@@ -142,7 +142,9 @@ class Spread:
         whole = self.variance
         if whole <= 0:
             return math.inf
-        parts = [(self.prompts, max(1, self.num_prompts - 1))] if self.prompts is not None else []
+        parts: list[tuple[float, float]] = []
+        if self.prompts is not None:
+            parts.append((self.prompts, max(1, self.num_prompts - 1)))
         if self.runs is not None:
             parts.append((self.runs.of_change, self.runs.degrees_of_freedom))
         found = 1 / sum((part / whole) ** 2 / degrees for part, degrees in parts)

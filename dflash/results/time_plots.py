@@ -25,6 +25,7 @@ PART_COLOURS = {
     "host": "#6aa84f",
     "not split": plot_style.BASELINE_COLOUR,
 }
+_ROUNDING = 1e-9  # of sums of floats
 MAX_TIMELINES = 12
 MAX_REQUESTS = 2_000  # in a panel: more cannot be told apart
 _FAILED_COLOUR = "#c0392b"
@@ -32,12 +33,12 @@ _FAILED_COLOUR = "#c0392b"
 
 def step_parts_s(cell: CellSummary) -> dict[str, float] | None:
     """draft_step_s, verify_step_s and what is left of decode_step_s for the host; `not split` where an engine does not
-    tell; None without a step time.
+    tell, or tells more than the whole; None without a step time.
     """
     step, draft, verify = (cell.number(f"{name}_step_s") for name in ("decode", "draft", "verify"))
     if step is None:
         return None
-    if draft is None or verify is None:
+    if draft is None or verify is None or draft + verify > step * (1 + _ROUNDING):
         return {"not split": step}
     return {"draft": draft, "verify": verify, "host": max(0.0, step - draft - verify)}
 

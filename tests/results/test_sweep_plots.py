@@ -99,6 +99,17 @@ def test_a_step_is_drawn_by_its_parts():
     }
 
 
+def test_parts_that_are_more_than_the_whole_are_no_split():
+    records = [drafted_record("a", i, (1, 0) * 20, 3, 120) for i in range(6)]
+    records = [replace(record, verify_ns=200 * MS * 40) for record in records]
+    run = replace(
+        made_up_run(), info=RunInfo("r", "", cells=(cell(dflash_arm(3), "a"),)), records=tuple(records)
+    )
+    summary = summarise_run(run)
+    assert time_plots.step_parts_s(summary.cells[0]) == {"not split": pytest.approx(0.12)}
+    assert time_plots.draw_step_time(summary) is None
+
+
 def test_where_no_engine_tells_the_parts_nothing_is_drawn(of_loads):
     assert time_plots.draw_step_time(of_loads) is None
 

@@ -148,7 +148,7 @@ class _Summariser:
         findings = check_cell(cell, records) + check_scores(cell, records, outcomes)
         findings += check_load(cell, records, Measured(values), load)
         if baseline is not None and pairing is not None:
-            findings += check_pair(cell, pairing, compared.differences, len(compared.text_differences))
+            findings += check_pair(cell, pairing, compared.differences, len(compared.text_differences), known)
             findings += check_pair_scores(cell, pairing, outcomes)
             findings += check_runs(placed, baseline, self.infos)
         no_speedup = self._why_no_speedup(placed, baseline, pairing)

@@ -93,8 +93,9 @@ def _split(
                 return [(grid, False)]
             if not set(values) <= set(wanted):  # a group is spelled out only where it must be split
                 values = list(expand([str(item) for item in values]))
-        inside = [value for value in values if value in wanted]
-        outside = [value for value in values if value not in wanted]
+        named = {str(item) for item in wanted}  # a list may be written as one text: "1,8"
+        inside = [value for value in values if str(value) in named]
+        outside = [value for value in values if str(value) not in named]
         if not inside:
             return [(grid, False)]
         if outside:

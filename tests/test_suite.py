@@ -103,6 +103,19 @@ def test_an_override_can_drop_cells_and_split_a_group(tmp_path: Path) -> None:
     assert not {"aime24", "aime25"} & set(names)
 
 
+def test_a_list_may_be_one_text(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(
+        '[settings]\nbackend = "vllm"\ndataset = "gsm8k,mbpp"\nconcurrency = "1,8"\n'
+        '[[override]]\nwhere = { dataset = "mbpp", concurrency = 8 }\ndrop = true\n'
+    )
+    assert cells(parse(path)) == [
+        ("gsm8k", 1, 0.0, None, None),
+        ("gsm8k", 8, 0.0, None, None),
+        ("mbpp", 1, 0.0, None, None),
+    ]
+
+
 def test_files_of_a_suite_lie_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text('[settings]\nbackend = "simulated"\nscript = "faults.toml"\n')

@@ -103,7 +103,9 @@ def _without_surrogates(value: Any) -> Any:
 
 
 @cache
-def _written_fields(kind: type[Any]) -> tuple[tuple[str, ...], tuple[Any, ...], Callable[[Any], tuple[Any, ...]]]:
+def _written_fields(
+    kind: type[Any],
+) -> tuple[tuple[str, ...], tuple[Any, ...], Callable[[Any], tuple[Any, ...]]]:
     """Names, for each the value that is left out (`MISSING`: none is), and what reads all values of a record."""
     always = _ALWAYS_WRITTEN.get(kind, ())
     names = tuple(item.name for item in fields(kind))

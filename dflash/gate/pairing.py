@@ -85,9 +85,8 @@ def with_prompt_tokens(pair: CellPair, base: Side, new: Side) -> CellPair:
     unlike = first_unlike_prompt(base, new)
     if unlike is None:
         return pair
-    (prompt_id, turn), before, now = unlike
-    name = f"{prompt_id} turn {turn}"
-    difference = FieldDifference(PROMPT_TOKENS, f"{name}: {before}", f"{name}: {now}", "all")
+    prompt_id, before, now = unlike
+    difference = FieldDifference(PROMPT_TOKENS, f"{prompt_id}: {before}", f"{prompt_id}: {now}", "all")
     return replace(pair, differences=(*pair.differences, difference))
 
 

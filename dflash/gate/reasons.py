@@ -66,7 +66,8 @@ def notes_of(
     }
     left_out = {
         f"{comparison.num_left_out} turns of {comparison.pair.cell.arm.label} on "
-        f"{comparison.pair.cell.workload.dataset} are left out: they did not complete in every repeat of both runs"
+        f"{comparison.pair.cell.workload.dataset} are left out: they did not complete in every repeat of both runs, or "
+        "followed other answers"
         for comparison in comparisons
         if comparison.num_left_out
     }

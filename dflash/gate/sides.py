@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -65,26 +65,46 @@ def sides_of(summary: RunSummary) -> dict[str, Side]:
 
 @lru_cache(maxsize=4)  # every gate of a pair of cells asks for the same
 def cut_to_common(base: Side, new: Side, *, paired: bool = False) -> tuple[Side, Side, int]:
-    """Both sides with only the turns that completed in every repeat of both runs, and how many turns did not.
+    """Both sides with only the turns that can be compared, and how many turns cannot.
+
+    Those that completed in every repeat of both runs; of later turns, those that followed the same answers.
 
     Args:
         paired: only those that were also completed by the run's own baseline in every repeat.
     """
-    whole = whole_turns(base, paired) & whole_turns(new, paired)
+    whole = (whole_turns(base, paired) & whole_turns(new, paired)) - _turns_after_other_answers(base, new)
     seen = {*_turns(base.records), *_turns(new.records)}
     if len(whole) == len(seen):
         return base, new, 0
     return base.of_turns(whole), new.of_turns(whole), len(seen) - len(whole)
 
 
-def first_unlike_prompt(base: Side, new: Side) -> tuple[Turn, str, str] | None:
-    """The first turn of which the two runs rendered other prompt tokens, with both digests."""
-    digests = dict(zip(_turns(base.records), base.records.texts("prompt_digest").tolist(), strict=True))
-    for turn, digest in zip(_turns(new.records), new.records.texts("prompt_digest").tolist(), strict=True):
-        known = digests.get(turn)
+def first_unlike_prompt(base: Side, new: Side) -> tuple[str, str, str] | None:
+    """The first prompt whose first turn was rendered to other tokens, with both digests.
+
+    Later turns hold the answers of their own run, which may differ where outputs vary.
+    """
+    first = next((item for item in _unlike_prompts(base, new) if item[0][1] == 0), None)
+    return None if first is None else (first[0][0], first[1], first[2])
+
+
+def _turns_after_other_answers(base: Side, new: Side) -> set[Turn]:
+    return {turn for turn, _, _ in _unlike_prompts(base, new) if turn[1] > 0}
+
+
+def _unlike_prompts(base: Side, new: Side) -> Iterator[tuple[Turn, str, str]]:
+    """The turns of which the two runs rendered other prompt tokens in the same repeat, with both digests."""
+    digests = dict(_prompt_digests(base.records))
+    for unit, digest in _prompt_digests(new.records):
+        known = digests.get(unit)
         if known is not None and digest is not None and known != digest:
-            return turn, known, digest
-    return None
+            yield unit[0], known, digest
+
+
+def _prompt_digests(table: RequestTable) -> Iterator[tuple[tuple[Turn, int], str | None]]:
+    repeats = table.integers("repeat").values.tolist()
+    digests = table.texts("prompt_digest").tolist()
+    return zip(zip(_turns(table), repeats, strict=True), digests, strict=True)
 
 
 def whole_turns(side: Side, paired: bool) -> set[Turn]:

@@ -95,6 +95,21 @@ def test_prompts_that_were_rendered_to_other_tokens_are_refused():
     check_refused(replace(new, records=records), "prompt_tokens")
 
 
+def test_later_turns_after_other_answers_are_left_out():
+    base, new = made_up(), made_up("new")
+
+    def with_second_turns(run, changed: str):
+        second = tuple(
+            replace(record, turn=1, prompt_digest=changed if record.prompt_id == "gsm8k/3" else "same")
+            for record in run.records
+        )
+        return replace(run, records=(*run.records, *second))
+
+    report = compare(with_second_turns(base, "a"), with_second_turns(new, "b"), *GATES)
+    assert {item.verdict for item in report.comparisons} == {"same"}
+    assert {item.num_left_out for item in report.comparisons} == {1}
+
+
 def test_a_cell_that_did_not_complete_is_refused():
     new = made_up("new")
     cells = tuple(replace(cell, status="interrupted") for cell in new.info.cells)

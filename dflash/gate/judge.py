@@ -17,11 +17,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dflash.gate.intervals import half_width, needed_to_tell
+from dflash.gate.intervals import MIN_REPEATS, half_width, needed_to_tell
 from dflash.gate.quantities import Quantity
 from dflash.gate.records import Change, Gate, Needed, Verdict
 from dflash.gate.words import count_of, percent_interval, percent_of, signed_percent, value_of
-from dflash.results.stats import CONFIDENCE
+from dflash.results.stats import CONFIDENCE, MIN_PROMPTS_FOR_INTERVAL
 from dflash.results.student_t import two_sided_p_value
 
 LEVEL = 1 - CONFIDENCE
@@ -67,11 +67,20 @@ def judge_change(gate: Gate, quantity: Quantity, change: Change, confidence: flo
     harm, least = sign * change.log_ratio, gate.minimum_effect
     if change.basis == "exact" or not math.isfinite(harm):
         return _judge_exactly(change, harm, least, gate)
-    if change.spread.variance == 0:
+    if quantity.pooled is not None and change.spread.prompts is None:
         return Judged(
             "inconclusive",
-            f"{_moved(change)}, and one value of each run has no spread: 3 repeats of each would show it",
-            needed=Needed(repeats=3),
+            f"{_moved(change)} over {count_of(change.num_prompts, 'prompt')}: nothing is concluded from fewer than "
+            f"{MIN_PROMPTS_FOR_INTERVAL}",
+            needed=Needed(prompts=MIN_PROMPTS_FOR_INTERVAL),
+        )
+    if change.spread.variance == 0:
+        if change.spread.runs is not None:  # every repeat of every prompt shows the same change
+            return _judge_exactly(change, harm, least, gate)
+        return Judged(
+            "inconclusive",
+            f"{_moved(change)}, and one value of each run has no spread: {_would_do(Needed(MIN_REPEATS))}",
+            needed=Needed(MIN_REPEATS),
         )
     width = half_width(change.spread, confidence)
     low, high = math.expm1(change.log_ratio - width), math.expm1(change.log_ratio + width)
@@ -95,7 +104,7 @@ def judge_change(gate: Gate, quantity: Quantity, change: Change, confidence: flo
     else:
         text = f"{_moved(change)} {bounds}: a change of {_least(gate)} could hide in this interval"
     needed = needed_to_tell(change.spread, least, confidence, is_time=quantity.is_time)
-    return Judged("inconclusive", f"{text}; {_would_do(needed, change)}", low, high, needed)
+    return Judged("inconclusive", f"{text}; {_would_do(needed)}", low, high, needed)
 
 
 def judge_limit(
@@ -124,7 +133,7 @@ def judge_limit(
         )
         return Judged(
             "inconclusive",
-            f"{broken}, but its interval {bounds} includes that limit; {_would_do(needed, change)}",
+            f"{broken}, but its interval {bounds} includes that limit; {_would_do(needed)}",
             low,
             high,
             needed,
@@ -158,21 +167,21 @@ def _judge_by_prompts_alone(
         return Judged(
             "same", f"{_moved(change)} {bounds}: all of it is less than {_least(gate)}; {covers}", low, high
         )
-    needed = Needed(repeats=3)
+    needed = Needed(MIN_REPEATS)
     return Judged(
-        "inconclusive", f"{_moved(change)} {bounds}: {covers}; {_would_do(needed, change)}", low, high, needed
+        "inconclusive", f"{_moved(change)} {bounds}: {covers}; {_would_do(needed)}", low, high, needed
     )
 
 
 def _moved(change: Change) -> str:
-    return f"{signed_percent(change.relative)}"
+    return signed_percent(change.relative)
 
 
 def _least(gate: Gate) -> str:
     return percent_of(abs(gate.change or 0.0))
 
 
-def _would_do(needed: Needed, change: Change) -> str:
+def _would_do(needed: Needed) -> str:
     ways = []
     if needed.repeats is not None:
         ways.append(f"{count_of(needed.repeats, 'repeat')} of each run")

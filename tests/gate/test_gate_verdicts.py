@@ -134,6 +134,17 @@ def test_one_value_of_each_run_has_no_spread():
     assert "3 repeats" in comparison.reason
 
 
+def test_nothing_is_concluded_from_fewer_than_five_prompts():
+    few = {"num_prompts": 4, "noise": 0.001}
+    comparison = only(
+        compare(made_up(seed=1, **few), made_up("new", seed=2, step_ms=60.0, **few), "tpot_s:+5%")
+    )
+    assert comparison.verdict == "inconclusive"
+    assert "over 4 prompts: nothing is concluded from fewer than 5" in comparison.reason
+    assert comparison.needed is not None
+    assert comparison.needed.prompts == 5
+
+
 def test_a_percentile_is_judged_by_its_repeats():
     comparison = only(compare(times(1), times(2, step_ms=36.0), "tpot_s_p90:+5%"))
     assert comparison.verdict == "worse"

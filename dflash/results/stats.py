@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ MIN_PROMPTS_FOR_INTERVAL = 5
 # Resamples are drawn and multiplied in blocks of about this many draws: memory stays bounded for very large runs, and
 # a block fits into the cache of a core.
 _DRAWS_PER_BLOCK = 60_000
+_MIN_RESAMPLES_PER_PRODUCT = 16  # the sums of all prompts are read once for so many
 _MAX_KEPT_BYTES = 256_000_000  # of draws that are kept for the next metric over as many prompts
 
 
@@ -191,8 +193,17 @@ def _draw_counts(num_prompts: int) -> Iterable[NDArray[numpy.uint8]]:
 def _count_draws(num_prompts: int) -> Iterator[NDArray[numpy.uint8]]:
     import numpy
 
-    generator = numpy.random.default_rng(BOOTSTRAP_SEED)
     block = max(1, _DRAWS_PER_BLOCK // num_prompts)
+    together = max(1, _MIN_RESAMPLES_PER_PRODUCT // block)
+    blocks = _count_blocks(num_prompts, block)
+    while members := list(islice(blocks, together)):
+        yield numpy.concatenate(members)
+
+
+def _count_blocks(num_prompts: int, block: int) -> Iterator[NDArray[numpy.uint8]]:
+    import numpy
+
+    generator = numpy.random.default_rng(BOOTSTRAP_SEED)
     for start in range(0, NUM_RESAMPLES, block):
         size = min(block, NUM_RESAMPLES - start)
         draws = generator.integers(0, num_prompts, size=(size, num_prompts))

@@ -80,7 +80,9 @@ def list_lines(cells: Sequence[PlannedCell]) -> Iterator[str]:
         status = (
             "" if cell.status is None else f"  {cell.status.replace('_', ' ')} ({cell.num_completed} done)"
         )
-        size = f"{prompts}{requests} in {_rounds(cell.repeats)}, at most {cell.max_new_tokens} new tokens{heat}"
+        size = (
+            f"{prompts}{requests} in {_rounds(cell.repeats)}, at most {cell.max_new_tokens} new tokens{heat}"
+        )
         yield (
             f"{cell.backend}  {cell.dataset}  concurrency {cell.concurrency}{rate}  {arm}{block}  "
             f"{size}{known}{status}"

@@ -175,17 +175,20 @@ def _block_steps(request: _Request, draft: DFlashDraftModel, block_size: int, pi
     logits, features = _prefill(request, cache, layer_ids)
     anchor = picker.pick(logits, 0)  # [1]
     step = request.first_step(anchor)
+    parts = _StepParts()
     while step.finish_reason is None:
         yield step
+        parts.start()
         block = target.embedding(mx.concatenate((anchor, masks)))[None]  # [1, B, hidden]
         hidden = draft(block, features, draft_cache)
-        proposals = mx.argmax(target.head(hidden[0, 1:]), axis=-1).astype(
-            mx.int32
-        )  # [B-1]; slot 0 is the anchor
+        logits = target.head(hidden[0, 1:])  # [B-1, vocabulary]; slot 0 is the anchor
+        proposals = mx.argmax(logits, axis=-1).astype(mx.int32)
+        parts.end_draft(proposals)
         given = mx.concatenate((anchor, proposals))
         verified = target.forward(given, cache, layer_ids=layer_ids, can_roll_back=True)
         choices = picker.pick(verified.logits, len(progress.output_ids))  # [B]
         ids = mx.concatenate((proposals, choices)).tolist()
+        parts.end_verify()
         delivery = deliver(ids[: block_size - 1], ids[block_size - 1 :], request.stops, request.num_left)
         progress.add_step(delivery.token_ids, delivery.num_accepted)
         num_kept = delivery.num_accepted + 1  # the anchor and the accepted tokens went through the target
@@ -195,7 +198,33 @@ def _block_steps(request: _Request, draft: DFlashDraftModel, block_size: int, pi
         anchor = choices[delivery.num_accepted : num_kept]
         step = Step(delivery.token_ids, delivery.num_accepted, delivery.finish_reason)
     yield step
-    return progress.decoded(request.prompt_ids, step.finish_reason, block_size)
+    return progress.decoded(request.prompt_ids, step.finish_reason, block_size, parts.totals_ns())
+
+
+class _StepParts:
+    """Sums draft and verify times over steps, on a CPU only: to look at the proposals would make a GPU wait."""
+
+    def __init__(self) -> None:
+        self._is_known = mx.default_device().type == mx.cpu
+        self._draft_ns = self._verify_ns = self._mark_ns = 0
+
+    def start(self) -> None:
+        self._mark_ns = time.perf_counter_ns()
+
+    def end_draft(self, proposals: mx.array) -> None:
+        if self._is_known:
+            mx.eval(proposals)
+            self._draft_ns += self._lap_ns()
+
+    def end_verify(self) -> None:
+        self._verify_ns += self._lap_ns()
+
+    def _lap_ns(self) -> int:
+        before_ns, self._mark_ns = self._mark_ns, time.perf_counter_ns()
+        return self._mark_ns - before_ns
+
+    def totals_ns(self) -> tuple[int | None, int | None]:
+        return (self._draft_ns, self._verify_ns) if self._is_known else (None, None)
 
 
 def _prefill(request: _Request, cache: TargetCache, layer_ids: Sequence[int]) -> tuple[mx.array, Any]:

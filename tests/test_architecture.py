@@ -40,7 +40,12 @@ MODEL_FILES = {
         "text_stream",
     )
 }
-BELOW_BACKENDS = {"dflash.errors", "dflash.reachability", "dflash.results.records"}
+BELOW_BACKENDS = {
+    "dflash.command_secrets",
+    "dflash.errors",
+    "dflash.reachability",
+    "dflash.results.records",
+}
 # What costs more to import than everything that `--help` needs.
 HEAVY = {
     "accelerate",
@@ -113,7 +118,7 @@ def is_allowed(importer: str, imported: str) -> bool:
     """Whether `importer` may import `imported`, both modules of the package."""
     if imported in VERB_MODULES:
         return False  # verbs are wiring: `__main__` finds them by name
-    if importer == "dflash.reachability":
+    if importer in ("dflash.command_secrets", "dflash.reachability"):
         return False  # below every room, as `errors` is
     if within(importer, "dflash.results"):
         return within(imported, "dflash.results", "dflash.errors")
@@ -172,6 +177,12 @@ def test_imports_go_in_the_allowed_directions():
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if (PACKAGE / f"{verb}.py").exists()])
 def test_a_verb_loads_nothing_heavy_before_it_works(verb):
     assert heavy_at_start(read_package(), f"dflash.{verb}") == []
+
+
+@pytest.mark.parametrize("module", ["dflash.backends.mlx", "dflash.model_mlx"])
+def test_mlx_needs_no_torch(module):
+    loaded = {line.rsplit(" ", 1)[1].split(".")[0] for line in heavy_at_start(read_package(), module)}
+    assert loaded == {"mlx", "mlx_lm"}
 
 
 def test_no_module_hides_one_of_the_standard_library():

@@ -114,10 +114,9 @@ def test_what_a_request_gives(pair: SimpleNamespace) -> None:
     assert generation.num_output_tokens == sum(generation.chunk_num_tokens)
     assert generation.num_decode_steps == generation.num_verify_steps == len(generation.chunk_gaps_ns)
     assert generation.num_draft_tokens == 4 * (generation.num_decode_steps or 0)
-    assert (generation.draft_ns, generation.verify_ns) == (
-        None,
-        None,
-    )  # not known without disturbing the clock
+    parts_ns = (generation.draft_ns or 0, generation.verify_ns or 0)  # known on a CPU
+    assert min(parts_ns) > 0
+    assert sum(parts_ns) <= sum(generation.chunk_gaps_ns)
     assert generation.peak_memory_bytes
     plain = ask(backend, description.arms[0], PROMPTS[0])
     assert (plain.num_verify_steps, plain.acceptance_histogram, plain.step_num_accepted) == (0, None, None)

@@ -1,0 +1,298 @@
+"""The public names: load a target and a draft, generate as a stream; what of a checkpoint is repaired or refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from loops.tiny_models import VOCABULARY, greedy_reference, save_tiny_draft, save_tiny_pair
+from loops.tiny_models import tiny_draft as torch_draft
+from mlx.utils import tree_flatten
+from mlx_loops.tiny_mlx import KINDS, ConstantDraft, OracleDraft, tiny_args, tiny_draft, tiny_target
+
+from dflash.errors import DraftError, ModelError, UsageError
+from dflash.mlx_checkpoint import check_rope, load_target, rope_repair, stop_ids_of
+from dflash.mlx_decoding import decode
+from dflash.model_mlx import DFlashDraftModel, load, load_draft, stream_generate
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    return save_tiny_pair(tmp_path_factory.mktemp(request.param), request.param)
+
+
+class Letters:
+    """A tokenizer of 64 tokens: a letter each, but three that are the bytes of one character, and one special."""
+
+    bos_token, eos_token_id = None, 2
+    BYTES = "☃".encode()
+
+    def __init__(self, split: tuple[int, int, int] = (60, 61, 62)) -> None:
+        self.split = dict(zip(split, self.BYTES, strict=True))
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        kept = [token for token in token_ids if token != self.eos_token_id or not skip_special_tokens]
+        pieces = [bytes([self.split.get(token, 0x40 + token % 32)]) for token in kept]
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) % VOCABULARY for letter in text]
+
+
+def responses(model: Any, draft: Any, tokenizer: Any, prompt: Any, **options: Any) -> list[Any]:
+    return list(stream_generate(model, draft, tokenizer, prompt, **options))
+
+
+def test_a_loaded_pair_streams_what_plain_decoding_says(pair: SimpleNamespace) -> None:
+    model, tokenizer = load(pair.target)
+    draft = load_draft(str(pair.draft))
+    assert isinstance(draft, DFlashDraftModel)
+    assert tokenizer.eos_token_ids == {2, 5}  # generation_config names both
+    prompt = "<bos> <user> what is one plus two <eos> <assistant>"
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    reference = greedy_reference(pair.model, ids, 15)
+    ends = [index for index, token in enumerate(reference) if token in (2, 5)]
+    wanted = reference[: ends[0] + 1] if ends else reference
+    for given in (prompt, ids):
+        for chosen in (draft, None):
+            found = responses(model, chosen, tokenizer, given, max_tokens=15)
+            assert [token for response in found for token in response.tokens] == wanted
+            text = "".join(response.text for response in found)
+            assert text == tokenizer.decode(wanted, skip_special_tokens=True)
+            assert found[-1].finish_reason == ("stop" if ends else "length")
+            assert {response.finish_reason for response in found[:-1]} <= {None}
+
+
+def test_every_record_counts_itself_and_all_before(case: SimpleNamespace) -> None:
+    """Fault U14: neither the prefill nor the end has a place among the accepted; cut tokens are not delivered."""
+    draft: Any = OracleDraft(case.model, case.prompt, case.reference, [1, 3, 4])
+    found = responses(case.model, draft, Letters(), case.prompt, max_tokens=9, block_size=5)
+    assert [len(response.tokens) for response in found] == [1, 2, 4, 2]
+    assert [response.accepted for response in found] == [None, 1, 3, 4]  # the last five are cut to two
+    assert [response.generation_tokens for response in found] == [1, 3, 7, 9]
+    assert sum((response.tokens for response in found), ()) == tuple(case.reference[:9])
+    assert {response.prompt_tokens for response in found} == {len(case.prompt)}
+    assert found[0].generation_tps is None
+    assert all(response.generation_tps > 0 and response.prompt_tps > 0 for response in found[1:])
+    assert all(response.peak_memory > 0 for response in found)
+    accepted = [response.accepted for response in found if response.accepted is not None]
+    assert decode(case.model, draft, case.prompt, 9, None, block_size=5).step_num_accepted == tuple(accepted)
+    plain = responses(case.model, None, Letters(), case.prompt, max_tokens=4)
+    assert [(response.tokens, response.accepted) for response in plain] == [
+        ((token,), None) for token in case.reference[:4]
+    ]
+
+
+@pytest.mark.parametrize("script", [[0], [1], [2], [4]])
+def test_a_character_of_several_tokens_comes_whole(case: SimpleNamespace, script: list[int]) -> None:
+    tokenizer = Letters(tuple(case.reference[3:6]))  # type: ignore[arg-type]
+    draft: Any = OracleDraft(case.model, case.prompt, case.reference, script)
+    found = responses(case.model, draft, tokenizer, case.prompt, max_tokens=9, block_size=5)
+    texts = [response.text for response in found]
+    assert "".join(texts) == tokenizer.decode(case.reference[:9])
+    assert "☃" in "".join(texts)
+    assert not any("\ufffd" in text for text in texts)
+    # An answer that ends in half a character says so, once, at its end.
+    cut = responses(case.model, draft, tokenizer, case.prompt, max_tokens=5, block_size=5)
+    assert "".join(response.text for response in cut) == tokenizer.decode(case.reference[:5])
+    assert cut[-1].text.endswith("\ufffd")
+
+
+@pytest.mark.parametrize("index", [0, 1, 4, 7])
+def test_a_mask_id_in_the_answer_stays_in_its_text(case: SimpleNamespace, index: int) -> None:
+    """Fault 15: what is cut is cut by its place."""
+    mask = case.reference[index]
+    config = tiny_draft(dflash_config={"mask_token_id": mask, "target_layer_ids": [0, 2]}).config
+    draft: Any = ConstantDraft(case.model, mask, config)
+    found = responses(case.model, draft, Letters(), case.prompt, max_tokens=9, block_size=4)
+    assert [token for response in found for token in response.tokens] == case.reference[:9]
+    assert "".join(response.text for response in found) == Letters().decode(case.reference[:9])
+
+
+def test_the_loaded_target_is_transformers_own(pair: SimpleNamespace) -> None:
+    """Also where only `rope_parameters` says the theta, which mlx-lm's llama does not read."""
+    import torch
+
+    config = json.loads((pair.target / "config.json").read_text())
+    assert "rope_theta" not in config
+    assert config["rope_parameters"]["rope_theta"] == 10000.0
+    model, _ = load_target(pair.target)
+    ids = [5, 9, 20, 33, 41, 8]
+    with torch.inference_mode():
+        wanted = pair.model(torch.tensor([ids])).logits.numpy()
+    np.testing.assert_allclose(np.array(model(mx.array([ids]))), wanted, atol=1e-4, rtol=1e-4)
+
+
+def with_config(folder: Path, to: Path, **changes: Any) -> Path:
+    """A copy of a target whose config says something else; a change to None leaves the key out."""
+    shutil.copytree(folder, to)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    kept = {key: value for key, value in config.items() if value is not None}
+    (to / "config.json").write_text(json.dumps(kept))
+    return to
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}},
+        {"rope_parameters": None, "rope_theta": 777.0},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}, "rope_theta": 777.0},
+    ],
+)
+def test_a_hidden_rope_theta_is_found(pair: SimpleNamespace, tmp_path: Path, changes: dict[str, Any]) -> None:
+    model, _ = load_target(with_config(pair.target, tmp_path / "target", **changes))
+    bases = {module.base for _, module in model.named_modules() if isinstance(module, nn.RoPE)}
+    assert bases == {777.0}
+    default, _ = load_target(pair.target)
+    ids = mx.array([[5, 9, 20, 33]])
+    assert not np.allclose(np.array(model(ids)), np.array(default(ids)), atol=1e-2)
+
+
+def test_a_scaled_rope_that_is_hidden_is_found(pair: SimpleNamespace, tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    model, _ = load_target(with_config(pair.target, tmp_path / "target", rope_parameters=rope))
+    scales = {module.scale for _, module in model.named_modules() if isinstance(module, nn.RoPE)}
+    assert scales == {0.25}
+
+
+def test_a_rope_that_is_not_said_or_not_used_is_refused(pair: SimpleNamespace, tmp_path: Path) -> None:
+    silent = with_config(pair.target, tmp_path / "silent", rope_parameters=None)
+    with pytest.raises(ModelError, match=r"rope_theta"):
+        load_target(silent)
+    model, config = load_target(pair.target)
+    with pytest.raises(
+        ModelError, match=r"run the target with rope_theta 10000, its config\.json says 500000"
+    ):
+        check_rope(model, {**config, "rope_theta": 5e5, "rope_parameters": {"rope_theta": 5e5}})
+
+
+def test_what_is_repaired_stands_where_models_look() -> None:
+    rope = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.25}
+    top = {"rope_theta": 5e5, "partial_rotary_factor": 0.25}
+    assert rope_repair({"rope_parameters": rope}) == top
+    assert rope_repair({"rope_parameters": rope, **top}) == {}
+    nested = {"model_type": "x", "text_config": {"rope_parameters": rope, "hidden_size": 4}}
+    assert rope_repair(nested) == {"text_config": {"rope_parameters": rope, "hidden_size": 4, **top}}
+    by_type = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    assert rope_repair({"rope_parameters": by_type}) == {}
+    assert rope_repair({"rope_theta": 5e5}) == {}
+
+
+def test_every_stop_id_of_a_config_is_known() -> None:
+    assert stop_ids_of({"eos_token_id": [2, 5]}) == {2, 5}
+    assert stop_ids_of({"eos_token_id": 2}) == {2}
+    assert stop_ids_of({"text_config": {"eos_token_id": [7]}}) == {7}
+    assert stop_ids_of({}) == frozenset()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_of_4_bits_works(tmp_path: Path, kind: str) -> None:
+    """Saved and loaded as mlx-lm does, and the arms agree: the quantised model is the target."""
+    _, content = tiny_args(kind)
+    wide = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "linear_value_head_dim": 32}
+    content |= {key: value for key, value in wide.items() if key in content}
+    if kind == "gemma4":
+        content |= {"hidden_size_per_layer_input": 64, "global_head_dim": 16}
+    module, _ = tiny_args(kind)
+    mx.random.seed(0)
+    model = module.Model(module.ModelArgs.from_dict(content))
+    nn.quantize(model, group_size=32, bits=4)
+    folder = tmp_path / kind
+    folder.mkdir()
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    quantisation = {"group_size": 32, "bits": 4}
+    (folder / "config.json").write_text(json.dumps({**content, "quantization": quantisation}))
+    loaded, _ = load_target(folder, dtype=mx.float32)
+    draft = tiny_draft(hidden_size=64)
+    prompt = [5, 9, 20, 33, 41]
+    plain = decode(loaded, None, prompt, 12, None)
+    assert decode(loaded, draft, prompt, 12, None, block_size=4).output_ids == plain.output_ids
+
+
+def save_quantised_draft(folder: Path, **changes: Any) -> Path:
+    """In groups of 32 and 8 bits as MLX writes it, with both names in the config, and changes there."""
+    shape = {"intermediate_size": 64}
+    save_tiny_draft(folder, torch_draft(0, **shape), **shape)
+    draft = load_draft(folder)
+    nn.quantize(draft, group_size=32, bits=8)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(draft.parameters())))
+    config = json.loads((folder / "config.json").read_text())
+    quantisation = {"group_size": 32, "bits": 8, **changes}
+    config |= {"quantization": quantisation, "quantization_config": quantisation}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_draft_that_mlx_has_quantised_is_read(tmp_path: Path) -> None:
+    folder = save_quantised_draft(tmp_path / "draft")
+    draft = load_draft(folder)
+    assert (draft.fc.group_size, draft.fc.bits) == (32, 8)
+    model = tiny_target("qwen3")
+    plain = decode(model, None, [5, 9, 20], 12, None)
+    assert decode(model, draft, [5, 9, 20], 12, None, block_size=5).output_ids == plain.output_ids
+    with pytest.raises(
+        UsageError, match="draft-bits contradicts a draft that is quantised to 8 bits already"
+    ):
+        load_draft(folder, bits=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"group_size": 64}, r"quantised in groups of 64, and \S+ has 32 inputs"),
+        ({"group_size": None}, "names no group_size"),
+        ({"bits": 4}, r"tensor \S+ of the draft has shape"),
+        ({"bits": 7}, "quantisation is not possible"),
+        ({"mode": "other"}, "quantisation is not possible"),
+    ],
+)
+def test_a_quantisation_that_does_not_fit_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = save_quantised_draft(tmp_path / "draft", **changes)
+    with pytest.raises(DraftError, match=message) as caught:
+        load_draft(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_kind_of_quantisation_and_broken_files_are_refused(tmp_path: Path) -> None:
+    folder = save_tiny_draft(tmp_path / "draft", torch_draft(), quantization_config={"quant_method": "fp8"})
+    with pytest.raises(DraftError, match="a quantised draft"):
+        load_draft(folder)
+    save_tiny_draft(folder, torch_draft())
+    (folder / "model.safetensors").write_bytes(b"not a tensor")
+    with pytest.raises(DraftError, match=r"model.safetensors cannot be read"):
+        load_draft(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(DraftError, match="no safetensors file"):
+        load_draft(folder)
+    with pytest.raises(ModelError, match=r"the target in .* cannot be loaded"):
+        load_target(folder)
+
+
+def test_missing_and_unknown_tensors_are_refused(tmp_path: Path) -> None:
+    folder = save_tiny_draft(tmp_path / "draft", torch_draft())
+    weights = mx.load(str(folder / "model.safetensors"))
+    weights["embed_tokens.weight"] = mx.zeros((64, 32))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    with pytest.raises(DraftError, match=r"unknown tensor embed_tokens.weight"):
+        load_draft(folder)
+    del weights["embed_tokens.weight"], weights["fc.weight"]
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    with pytest.raises(DraftError, match=r"lacks the tensor fc.weight"):
+        load_draft(folder)
+
+
+def test_the_baseline_says_what_users_of_mlx_lm_have(case: SimpleNamespace) -> None:
+    from mlx_lm.generate import generate_step
+
+    theirs = [token for token, _ in generate_step(mx.array(case.prompt), case.model, max_tokens=20)]
+    assert decode(case.model, None, case.prompt, 20, None).output_ids == tuple(theirs)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any, NoReturn
 
+from dflash.command_secrets import hide_secrets
 from dflash.config import BenchmarkConfig
 from dflash.datasets.catalogue import expand_datasets
 from dflash.errors import UsageError
@@ -18,7 +19,7 @@ class OneLineParser(argparse.ArgumentParser):
     """Raises `UsageError` where argparse would print its usage and exit."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, f"see {self.prog} --help")
+        raise UsageError(" ".join(hide_secrets(message.split())), f"see {self.prog} --help")
 
 
 # Of the one run that all parts of a suite make together.
@@ -114,7 +115,7 @@ def _suite_config(name: str, argv: Sequence[str], typed: dict[str, Any]) -> Benc
 
 
 def benchmark_command(config: BenchmarkConfig) -> str:
-    """The shortest command line that means `config`."""
+    """The shortest command line that means `config`, to be shown: secrets are hidden."""
     words = ["python", "-m", "dflash.benchmark"]
     defaults = {item.name: item.default for item in fields(config) if item.default is not MISSING}
     for flag in all_flags():
@@ -131,4 +132,4 @@ def benchmark_command(config: BenchmarkConfig) -> str:
             words[-1:] = [f"{flag.names[0]}={item}" for item in value]
         elif flag.parse is not None:
             words.append(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-    return shlex.join(words)
+    return shlex.join(hide_secrets(words))

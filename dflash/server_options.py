@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dflash.backends.base import Endpoint, RequestTimeouts
+from dflash.command_secrets import hide_in_address
 from dflash.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def split_arm(flag: str, text: str) -> tuple[str, str]:
     """
     name, equals, value = text.partition("=")
     if not equals or not value or not _ARM_NAME.fullmatch(name):
-        raise UsageError(f"{flag} {text!r} is not NAME=URL", f"such as {flag} eagle3=http://127.0.0.1:8001")
+        shown = hide_in_address(text)
+        raise UsageError(f"{flag} {shown!r} is not NAME=URL", f"such as {flag} eagle3=http://127.0.0.1:8001")
     return name, value
 
 

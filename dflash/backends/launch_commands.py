@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from dflash.backends.command_secrets import HIDDEN, hide_secrets, is_secret_name, secrets_in
 from dflash.backends.engine_install import DISPLAY_NAMES, EngineInstall
 from dflash.backends.server_args import arm_of_word, is_option_in, server_words
+from dflash.command_secrets import HIDDEN, hide_secrets, is_secret_name, secrets_in
 from dflash.errors import UsageError
 from dflash.results.records import BASELINE, Arm
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from dflash.backends.command_secrets import without_secrets
 from dflash.backends.launch_commands import LaunchCommand
 from dflash.backends.server_log import begin_log, clean_log, find_fault, last_lines, read_tail
+from dflash.command_secrets import without_secrets
 from dflash.errors import RequestError, UnavailableError, UsageError
 
 if TYPE_CHECKING:

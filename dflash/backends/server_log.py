@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dflash.backends.command_secrets import HIDDEN
+from dflash.command_secrets import HIDDEN
 from dflash.errors import UsageError
 
 TAIL_BYTES = 256 * 1024  # a traceback of each of a server's processes fits

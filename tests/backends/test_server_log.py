@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dflash.backends.command_secrets import hide_secrets, secrets_in, without_secrets
 from dflash.backends.server_log import (
     MAX_LINE_CHARS,
     NUM_LINES,
@@ -15,6 +14,7 @@ from dflash.backends.server_log import (
     last_lines,
     read_tail,
 )
+from dflash.command_secrets import hide_secrets, secrets_in, without_secrets
 
 CORE = "(EngineCore pid=41) ERROR 01-31 12:00:00 [core.py:99] "
 SERVER = "(APIServer pid=40) "

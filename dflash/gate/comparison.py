@@ -54,6 +54,10 @@ class GatedRun:
         )
         return cls(info, sides_of(summary), errors)
 
+    def side_of(self, cell: Cell) -> Side:
+        """What was measured in a cell; nothing, where it has no record."""
+        return self.sides.get(cell.cell_id, _NOTHING)
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -122,7 +126,7 @@ def compare_runs(base: GatedRun, new: GatedRun, rules: Rules) -> GateReport:
         split
         for pair in judged.pairs
         if pair.base is not None and pair.new is not None and not pair.refused(is_time=True)
-        for split in (split_speed(pair, base.sides[pair.base.cell_id], new.sides[pair.new.cell_id]),)
+        for split in (split_speed(pair, base.side_of(pair.base), new.side_of(pair.new)),)
         if split is not None
     )
     comparisons = tuple(_with_factors(comparison, splits) for comparison in judged.comparisons)
@@ -149,9 +153,7 @@ def _with_tokens(pairs: Sequence[CellPair], base: GatedRun, new: GatedRun) -> li
     return [
         pair
         if pair.base is None or pair.new is None
-        else with_prompt_tokens(
-            pair, base.sides.get(pair.base.cell_id, _NOTHING), new.sides.get(pair.new.cell_id, _NOTHING)
-        )
+        else with_prompt_tokens(pair, base.side_of(pair.base), new.side_of(pair.new))
         for pair in pairs
     ]
 
@@ -176,7 +178,7 @@ def _try(
         return None
     if pair.new is None:
         return _Trial(gate, pair, "the new run lacks this cell")
-    sides = base.sides.get(pair.base.cell_id, _NOTHING), new.sides.get(pair.new.cell_id, _NOTHING)
+    sides = base.side_of(pair.base), new.side_of(pair.new)
     refused = pair.refused(quantity.is_time)
     if refused:
         return _Trial(gate, pair, refusal_of(refused))

@@ -87,7 +87,7 @@ class BenchmarkConfig:
     arrivals: str = "poisson"
     slo: str | None = None  # what counts as good: "ttft:500ms,tpot:50ms"
     script: str | None = None
-    num_warmup: int | None = None  # None: max(2, concurrency) prompts that are used for nothing else
+    num_warmup: int | None = None  # None: see `plan.num_warmup_of`; prompts that are used for nothing else
     max_error_rate: float = 0.0
     save_outputs: bool = True
     execute_code: bool = False  # try out generated code, in a limited subprocess

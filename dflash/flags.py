@@ -199,7 +199,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "num_warmup",
             ("--warmup",),
             int,
-            "unmeasured requests per arm (default: max(2, concurrency))",
+            "unmeasured requests per arm (default: max(2, concurrency); open loop: two seconds of it)",
             "N",
         ),
         Flag(

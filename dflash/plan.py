@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,6 +21,8 @@ DEFAULT_NUM_PROMPTS = 128
 DEFAULT_MAX_NEW_TOKENS = 2048
 QUICKSTART_MAX_NEW_TOKENS = 128
 IDENTITY_PARTS = ("machine", "versions", "threads", "engine")  # of the environment
+OPEN_LOOP_START_S = 2.0
+MAX_OPEN_LOOP_START = 256
 _ID_LENGTH = 12
 
 
@@ -102,7 +105,17 @@ def max_new_tokens_of(config: BenchmarkConfig, dataset: str) -> int:
 
 def num_warmup_of(config: BenchmarkConfig, concurrency: int) -> int:
     """Requests per arm that are run before anything is measured."""
-    return max(2, concurrency) if config.num_warmup is None else config.num_warmup
+    if config.num_warmup is not None:
+        return config.num_warmup
+    return max(2, num_under_way(concurrency, config.request_rate))
+
+
+def num_under_way(concurrency: int, request_rate: float | None) -> int:
+    """Requests that a closed loop keeps under way; of an open loop, whose number is not known before, what is due in
+    its first two seconds: `min(concurrency, 256, ceil(2 s · rate))`."""
+    if request_rate is None:
+        return concurrency
+    return min(concurrency, MAX_OPEN_LOOP_START, math.ceil(OPEN_LOOP_START_S * request_rate))
 
 
 def make_groups(

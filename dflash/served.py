@@ -14,7 +14,7 @@ from dflash.errors import RequestError, UnavailableError
 from dflash.group_end import GroupEnd
 from dflash.load import Job, Load, LoopLag, rest, run_load
 from dflash.output_differences import record_differences
-from dflash.plan import Group, num_warmup_of
+from dflash.plan import Group, num_under_way, num_warmup_of
 from dflash.progress import Progress
 from dflash.recorder import RunRecorder
 from dflash.results.records import Cell, RequestRecord, WindowRecord
@@ -226,17 +226,27 @@ class ServedRunner:
         """Nobody is helped by a thousand requests to a server that is not there."""
         last = self._recorder.last_error_kind if answer is None else None
         self._num_gone = self._num_gone + 1 if last in GONE_KINDS else 0
-        if self._num_gone >= max(8, 2 * cell.workload.concurrency):
+        workload = cell.workload
+        if self._num_gone >= max(8, 2 * num_under_way(workload.concurrency, workload.request_rate)):
             raise UnavailableError(
                 f"the server of {cell.arm.label} is gone: {self._num_gone} requests in a row found none ({last})",
                 "start it again and resume the run",
             )
 
     async def _warm_up(self, group: Group, cell: Cell) -> None:
-        """At the measured load, on prompts of their own, as long as the measured ones."""
+        """At the measured load, on prompts of their own, as long as the measured ones.
+
+        An open loop that is slower than one request a second is warmed up at one: its requests do not meet.
+        """
         workload = group.workload
-        concurrency = workload.concurrency
-        count = num_warmup_of(group.config, concurrency)
+        rate = workload.request_rate
+        load = Load(
+            workload.concurrency,
+            None if rate is None else max(rate, 1.0),
+            group.config.arrivals,
+            workload.seed,
+        )
+        count = num_warmup_of(group.config, workload.concurrency)
         num_chars = round(statistics.median(prompt.num_chars for prompt in group.prompts))
 
         def job(number: int) -> Job:
@@ -250,7 +260,7 @@ class ServedRunner:
 
             return warm
 
-        await run_load(Load(concurrency), [job(number) for number in range(count)])
+        await run_load(load, [job(number) for number in range(count)])
 
 
 def units_left(

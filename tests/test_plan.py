@@ -24,6 +24,7 @@ from dflash.plan import (
     workload_id_of,
 )
 from dflash.results.records import Arm, Workload
+from dflash.server_options import NO_CAP
 
 CONFIG = BenchmarkConfig(backend="simulated", block_sizes=(4, 8))
 ENVIRONMENT: dict[str, Any] = {
@@ -70,6 +71,15 @@ def test_defaults() -> None:
     assert max_new_tokens_of(replace(CONFIG, max_new_tokens=5), "gsm8k") == 5
     assert [num_warmup_of(CONFIG, concurrency) for concurrency in (1, 2, 8)] == [2, 2, 8]
     assert num_warmup_of(replace(CONFIG, num_warmup=0), 8) == 0
+
+
+@pytest.mark.parametrize(
+    ("rate", "concurrency", "num_requests"),
+    [(20.0, NO_CAP, 40), (20.0, 16, 16), (0.1, NO_CAP, 2), (5000.0, NO_CAP, 256), (2.3, NO_CAP, 5)],
+)
+def test_an_open_loop_is_warmed_up_for_two_seconds(rate: float, concurrency: int, num_requests: int) -> None:
+    config = BenchmarkConfig(backend="vllm", request_rate=rate)
+    assert num_warmup_of(config, concurrency) == num_requests
 
 
 def test_ids_are_what_they_were() -> None:

@@ -12,6 +12,7 @@ import pytest
 from made_up_prompts import EXACT, made_up_prompts
 
 import dflash.execution
+import dflash.load
 import dflash.runner
 import dflash.served
 import dflash.sweep
@@ -22,6 +23,7 @@ from dflash.backends.vllm import VllmBackend
 from dflash.config import BenchmarkConfig
 from dflash.errors import EXIT_UNAVAILABLE, UnavailableError
 from dflash.execution import Outcome, backend_settings
+from dflash.load import Load
 from dflash.results.records import Arm, RequestRecord
 from dflash.results.store import Run
 from dflash.results.summary import summarise_run
@@ -235,6 +237,21 @@ class TestRun:
             run_on(servers, tmp_path, protocol, repeats=2)
         assert caught.value.exit_code == EXIT_UNAVAILABLE
         assert len(dflash.load_run(tmp_path / "run").records) == 20
+
+
+def test_an_open_loop_is_warmed_up_at_its_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[tuple[Load, int]] = []
+
+    async def run_load(load: Load, jobs: Any, deadline_ns: int | None = None) -> None:
+        loads.append((load, len(jobs)))
+        await dflash.load.run_load(replace(load, request_rate=load.request_rate and 1e6), jobs, deadline_ns)
+
+    monkeypatch.setattr(dflash.served, "run_load", run_load)
+    with two_servers("vllm") as servers:
+        run_on(servers, tmp_path, "vllm", request_rate=3.0, num_warmup=None)
+    warm_up, measured = loads[:2]
+    assert warm_up == (measured[0], 6)
+    assert measured[0].request_rate == 3
 
 
 def test_a_key_is_in_no_file(tmp_path: Path) -> None:

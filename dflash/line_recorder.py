@@ -39,6 +39,7 @@ class LineRecorder:
         self._by_cell: dict[str, list[RequestRecord]] = {}
         self.is_timed = True
         self.last_error_kind: str | None = None
+        self.num_added = 0  # requests, by this process
 
     def records_of(self, cells: Iterable[Cell]) -> Iterator[RequestRecord]:
         """What earlier processes recorded of these cells: a sweep asks again and again, and of a few at a time."""
@@ -66,6 +67,7 @@ class LineRecorder:
             if chunk is not None:
                 self._writer.append(chunk)
             self._writer.append(record)
+        self.num_added += 1
         return record
 
     def add_difference(self, difference: DifferenceRecord) -> None:

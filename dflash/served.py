@@ -170,6 +170,7 @@ class ServedRunner:
         self._num_gone = 0
         jobs = [self._job(group, cell, number, round_number, unit) for unit in block.units]
         await self._backend.begin_window(cell.arm)
+        num_added = self._recorder.num_added
         started_ns = time.perf_counter_ns()
         async with LoopLag() as lag:
             await run_load(load, jobs, self._budget.deadline_ns)
@@ -182,6 +183,7 @@ class ServedRunner:
                 block=number,
                 started_ns=started_ns,
                 ended_ns=ended_ns,
+                num_own_requests=self._recorder.num_added - num_added,
                 loop_lag_p99_ns=lag.percentile_ns(99),
                 loop_lag_max_ns=lag.max_ns,
                 **asdict(window),

@@ -130,6 +130,13 @@ class TestRun:
         assert drafting.number("agreement") == 1.0
         assert baseline.number("num_completed") == 10
 
+    def test_windows_know_how_many_requests_they_had(self, tmp_path: Path, protocol: str) -> None:
+        with two_servers(protocol) as servers:
+            run = run_on(servers, tmp_path, protocol, concurrencies=(1,)).run
+        for window in run.windows():
+            members = [r for r in run.records if (r.cell_id, r.block) == (window.cell_id, window.block)]
+            assert window.num_own_requests == len(members) > 0
+
     def test_windows_hold_what_the_server_counted(self, tmp_path: Path, protocol: str) -> None:
         with two_servers(protocol) as servers:
             run = run_on(servers, tmp_path, protocol, concurrencies=(1,)).run

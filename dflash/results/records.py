@@ -142,6 +142,7 @@ class WindowRecord:
     num_generation_tokens: int | None = None
     num_prompt_tokens: int | None = None
     num_requests: int | None = None
+    num_own_requests: int | None = None  # of ours in this stretch, those that failed among them
     loop_lag_p99_ns: int | None = None  # of this process's event loop: how late it woke up
     loop_lag_max_ns: int | None = None
 

@@ -156,12 +156,13 @@ def count_server(records: Sequence[RequestRecord], windows: Iterable[WindowRecor
     members = _by_stretch(requests)
     latest = {(window.segment, window.block): window for window in windows}
     used = tuple(window for stretch, window in sorted(latest.items()) if stretch in members)
-    # requests of a stretch that a later process ran again are no longer seen
     last_segment = max((segment for segment, _ in members), default=0)
-    checks = [
-        _check(window, members[(window.segment, window.block)][1], window.segment < last_segment)
-        for window in used
-    ]
+    checks = []
+    for window in used:
+        seen = members[(window.segment, window.block)][1]
+        own = window.num_own_requests
+        is_superseded = window.segment < last_segment if own is None else len(seen) < own
+        checks.append(_check(window, seen, is_superseded))
     counted = [members[(window.segment, window.block)] for window in used if window.counters in _KNOWN]
     known = requests.take(numpy.concatenate([numpy.zeros(0, dtype=int), *(places for places, _ in counted)]))
     verdicts = {verdict for verdict, _ in checks} or {"missing"}
@@ -233,7 +234,8 @@ def _check(
     """Identity 6 for one stretch of load.
 
     Args:
-        superseded: a later process went on with the cell, and may have run some of the requests again.
+        superseded: a later process ran some of its requests again, which are no longer seen; or went on with the
+            cell and may have done so, where it is not known how many requests the stretch had.
     """
     if window.counters == "reset" or window.counters == "missing" or window.counters == "unreadable":
         return window.counters, []

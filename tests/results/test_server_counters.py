@@ -296,3 +296,14 @@ def test_loop_lag_is_that_of_the_worst_block():
     found[1] = replace(found[1], loop_lag_p99_ns=3, loop_lag_max_ns=50)
     assert count_server(records, found).loop_lag_ns() == (7, 50)
     assert count_server(records, []).loop_lag_ns() == (None, None)
+
+
+def test_a_stretch_of_an_earlier_process_is_checked_where_nothing_of_it_was_run_again():
+    """The second block was run by a later process; the first one is whole, and what it counted is someone else's."""
+    records = [replace(record, segment=record.block) for record in requests()]
+    found = [replace(window, segment=window.block, num_own_requests=3) for window in windows(records)]
+    found[0] = replace(found[0], num_generation_tokens=40, num_requests=4)
+    assert count_server(records, found).verdict == "contaminated"
+    assert count_server(records[1:], found).verdict == "not_checkable"  # one of its requests was run again
+    unknown = [replace(window, num_own_requests=None) for window in found]
+    assert count_server(records, unknown).verdict == "not_checkable"

@@ -7,10 +7,24 @@ token ids or from cumulative usage (`continuous_usage_stats`), and is unknown wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dflash.backends.answer_counts import (
+    SpeculationCounts as SpeculationCounts,
+)
+from dflash.backends.answer_counts import (
+    check_length,
+    count_of,
+    ids_of,
+)
+from dflash.backends.answer_counts import (
+    sglang_speculation as sglang_speculation,
+)
+from dflash.backends.answer_counts import (
+    vllm_speculation as vllm_speculation,
+)
 from dflash.errors import RequestError
 
 # A tool call is a natural end: both engines put it in the place of `stop`.
@@ -20,27 +34,9 @@ FINISH_REASONS: dict[str, Literal["stop", "length"]] = {
     "tool_calls": "stop",
     "function_call": "stop",
 }
-# SGLang renamed its counts twice (0.5.11, 0.5.12): (newest, …, oldest).
-SGLANG_ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
-SGLANG_DRAFTED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
-SGLANG_HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 SGLANG_CACHES = ("device", "host", "storage")
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationCounts:
-    """What an engine says of one request's drafts, as it counts them: accepted tokens that a stop or the limit then
-    cut are included. None: it does not say."""
-
-    num_verify_steps: int | None = None  # steps that had a draft
-    num_draft_tokens: int | None = None
-    num_accepted_tokens: int | None = None
-    acceptance_histogram_untrimmed: tuple[int, ...] | None = (
-        None  # [k] = verify steps that accepted k draft tokens
-    )
-    step_num_accepted: tuple[int, ...] | None = None  # by verify step
-    step_num_drafted: tuple[int, ...] | None = None
-    num_speculative_tokens: int | None = None  # B-1, where the engine tells it
+# Tokens whose text an engine may hold back until the end: those of one character of four bytes.
+MAX_HELD_BACK_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +70,14 @@ class ChatStreamRecord:
 
 
 class ChatStreamReader:
-    """Takes the chunks of one stream in order; `record` is what they come to."""
+    """Takes the chunks of one stream in order; `record` is what they come to.
 
-    def __init__(self) -> None:
+    Args:
+        max_new_tokens: the most output tokens that were asked for.
+    """
+
+    def __init__(self, max_new_tokens: int | None = None) -> None:
+        self._max_new_tokens = max_new_tokens
         # Of the chunks that carry a token. Lists of plain values: an object per chunk would bring garbage collections
         # into the middle of other streams.
         self._arrivals_ns: list[int] = []
@@ -89,7 +90,8 @@ class ChatStreamReader:
         self._whole_ids: tuple[int, ...] | None = None
         self._prompt_ids: tuple[int, ...] | None = None
         self._usage_so_far = 0  # the highest count of output tokens up to a chunk that carried one
-        self._finish_has_token = False
+        self._most_counted = 0  # the same, of any chunk
+        self._usage_at_finish: int | None = None
         self._last_ns: int | None = None
         self._finish_reason = ""
         self._stop_reason: int | str | None = None
@@ -98,11 +100,11 @@ class ChatStreamReader:
         self._sglext: Mapping[str, Any] = {}
 
     def feed(self, arrival_ns: int, document: Mapping[str, Any]) -> bool:
-        """Take one chunk; True where it carries a token.
+        """Take one chunk; True where it brings the answer on: by a token, seen or counted, or by its end.
 
         Raises:
             RequestError: `bad_event`: it is no chunk of a completion; `wrong_usage`: its usage contradicts an
-                earlier one.
+                earlier one, or more came than was asked for; `bad_finish_reason`: it ends an answer that had ended.
         """
         choices = document.get("choices")
         if choices is None and not any(document.get(name) for name in ("usage", "metrics", "sglext")):
@@ -111,14 +113,17 @@ class ChatStreamReader:
             raise RequestError("bad_event", "a chunk does not have exactly one choice")
         self._read_whole(document)
         usage = document.get("usage") or None
+        num_counted, had_ended = self._most_counted, self._last_ns is not None
         total = self._read_usage(usage)
         choice = _mapping(choices[0], "choice") if choices else {}
         if choice.get("index") not in (None, 0):
             raise RequestError("bad_event", "the server sent a second answer to one request")
         has_token = self._read_choice(arrival_ns, choice, total)
-        if usage is not None and self._last_ns is not None:
+        has_ended = self._last_ns is not None
+        if usage is not None and has_ended:
             self._usage = usage  # only a usage from the end on counts the whole answer
-        return has_token
+        check_length(max(len(self._ids), self._most_counted), len(self._pieces), self._max_new_tokens)
+        return has_token or self._most_counted > num_counted or has_ended > had_ended
 
     def record(self) -> ChatStreamRecord:
         """The answer, once its stream has ended.
@@ -143,7 +148,7 @@ class ChatStreamReader:
                 "the stream ended without usage",
                 "the server must honour stream_options.include_usage",
             )
-        num_output_tokens = _count(self._usage.get("completion_tokens"))
+        num_output_tokens = count_of(self._usage.get("completion_tokens"))
         if num_output_tokens is None:
             raise RequestError("no_usage", "the server's usage does not count the output tokens")
         self._check_counts(num_output_tokens)
@@ -157,7 +162,7 @@ class ChatStreamReader:
             first_ns=arrivals_ns[0] if arrivals_ns else None,
             last_ns=self._last_ns,
             finish_reason=finish_reason,
-            num_prompt_tokens=_count(self._usage.get("prompt_tokens")),
+            num_prompt_tokens=count_of(self._usage.get("prompt_tokens")),
             num_output_tokens=num_output_tokens,
             num_first_chunk_tokens=sizes[0] if sizes else 0,
             chunk_arrivals_ns=tuple(arrivals_ns),
@@ -182,32 +187,37 @@ class ChatStreamReader:
     def _read_whole(self, document: Mapping[str, Any]) -> None:
         """What stands beside the choices."""
         if document.get("prompt_token_ids"):
-            self._prompt_ids = _ids(document["prompt_token_ids"])
+            self._prompt_ids = ids_of(document["prompt_token_ids"])
         if document.get("metrics"):
             self._metrics = _mapping(document["metrics"], "metrics")
         if document.get("sglext"):
             self._sglext = {**self._sglext, **_mapping(document["sglext"], "sglext")}
-            self._prompt_ids = _ids(self._sglext.get("input_ids")) or self._prompt_ids
-            self._whole_ids = _ids(_only(self._sglext.get("output_ids"))) or self._whole_ids
+            self._prompt_ids = ids_of(self._sglext.get("input_ids")) or self._prompt_ids
+            self._whole_ids = ids_of(_only(self._sglext.get("output_ids"))) or self._whole_ids
 
     def _read_usage(self, usage: object) -> int | None:
         """The output tokens up to and including this chunk, where it says."""
         if usage is None:
             return None
-        total = _count(_mapping(usage, "usage").get("completion_tokens"))
+        total = count_of(_mapping(usage, "usage").get("completion_tokens"))
         if total is None:
             return None
-        if total < self._usage_so_far:
-            raise RequestError("wrong_usage", f"the output tokens fell from {self._usage_so_far} to {total}")
+        if total < self._most_counted:
+            raise RequestError("wrong_usage", f"the output tokens fell from {self._most_counted} to {total}")
+        counted_at_end = None if self._usage is None else self._usage.get("completion_tokens")
+        if counted_at_end is not None and total != counted_at_end:
+            fault = f"the usage counts {counted_at_end} output tokens at the end, and then {total}"
+            raise RequestError("wrong_usage", fault)
+        self._most_counted = total
         return total
 
     def _read_choice(self, arrival_ns: int, choice: Mapping[str, Any], usage_after: int | None) -> bool:
         delta = _mapping(choice.get("delta") or {}, "delta")
         reasoning = _text(delta.get("reasoning_content") or delta.get("reasoning"))  # some versions send both
         text = _text(choice.get("text")) or _text(delta.get("content"))
-        ids = _ids(choice.get("token_ids"))
+        ids = ids_of(choice.get("token_ids"))
         if choice.get("prompt_token_ids"):
-            self._prompt_ids = _ids(choice["prompt_token_ids"])
+            self._prompt_ids = ids_of(choice["prompt_token_ids"])
         if choice.get("meta_info"):
             self._metrics = _mapping(choice["meta_info"], "meta_info")
         piece = reasoning + text
@@ -226,11 +236,14 @@ class ChatStreamReader:
             self._text.append(text)
             self._reasoning.append(reasoning)
             self._ids.extend(ids or ())
-        if choice.get("finish_reason") is not None and self._last_ns is None:
-            self._last_ns = arrival_ns
-            self._finish_has_token = has_token
-            reason = choice["finish_reason"]
-            self._finish_reason = str(reason.get("type") if isinstance(reason, Mapping) else reason)
+        reason = choice.get("finish_reason") or None  # some servers say "" while there is none
+        if reason is not None:
+            word = str(reason.get("type") if isinstance(reason, Mapping) else reason)
+            if self._last_ns is not None:
+                check_same_end(self._finish_reason, word)
+                return has_token
+            self._last_ns, self._finish_reason = arrival_ns, word
+            self._usage_at_finish = usage_after
             stop_reason = choice.get("stop_reason", choice.get("matched_stop"))
             self._stop_reason = stop_reason if isinstance(stop_reason, int | str) else None
         return has_token
@@ -261,31 +274,43 @@ class ChatStreamReader:
                 "wrong_usage",
                 f"the usage counts {num_output_tokens} output tokens, {len(ids)} token ids came",
             )
-        counted = self._usages[-1] if self._usages and self._finish_has_token else None
-        if num_output_tokens < max(self._usage_so_far, bool(self._usages)) or counted not in (
+        if num_output_tokens < max(self._usage_so_far, bool(self._usages)) or self._usage_at_finish not in (
             None,
             num_output_tokens,
         ):
             raise RequestError(
                 "wrong_usage",
                 f"the usage counts {num_output_tokens} output tokens, "
-                f"the chunks before it count {self._usage_so_far or 'at least 1'}",
+                f"the chunks before it count {self._most_before_end() or 'at least 1'}",
             )
+        sizes = [size for size in self._chunk_sizes() if size is not None]
+        num_late = num_output_tokens - self._usage_so_far
+        if self._ends_without_text(num_output_tokens) and self._usages and self._usage_at_finish is None:
+            most = max(sizes) + MAX_HELD_BACK_TOKENS
+            if num_late > most:
+                raise RequestError(
+                    "wrong_usage",
+                    f"the usage counts {num_output_tokens} output tokens, the chunks before it count "
+                    f"{self._usage_so_far}: no end without text holds the other {num_late}",
+                )
+
+    def _most_before_end(self) -> int:
+        return self._usage_so_far if self._usage_at_finish is None else self._usage_at_finish
 
     def _num_cached_tokens(self) -> int | None:
         """Prompt tokens from a prefix cache, where the engine says: in the usage, or in SGLang's own fields."""
-        found = _count(self._usage_detail("prompt_tokens_details").get("cached_tokens"))
+        found = count_of(self._usage_detail("prompt_tokens_details").get("cached_tokens"))
         if found is None:
-            found = _count(self._metrics.get("cached_tokens"))
+            found = count_of(self._metrics.get("cached_tokens"))
         caches = self._sglext.get("cached_tokens_details")
         if found is None and isinstance(caches, Mapping):
-            counts = [_count(caches.get(name)) for name in SGLANG_CACHES]
+            counts = [count_of(caches.get(name)) for name in SGLANG_CACHES]
             found = sum(count for count in counts if count is not None) if counts[0] is not None else None
         return found
 
     def _num_reasoning_tokens(self) -> int | None:
-        found = _count(self._usage_detail("completion_tokens_details").get("reasoning_tokens"))
-        return _count((self._usage or {}).get("reasoning_tokens")) if found is None else found
+        found = count_of(self._usage_detail("completion_tokens_details").get("reasoning_tokens"))
+        return count_of((self._usage or {}).get("reasoning_tokens")) if found is None else found
 
     def _usage_detail(self, name: str) -> Mapping[str, Any]:
         return _mapping((self._usage or {}).get(name) or {}, name)
@@ -294,35 +319,16 @@ class ChatStreamReader:
         return f", after {len(self._usages)} chunks"
 
 
-def vllm_speculation(metrics: Mapping[str, Any]) -> SpeculationCounts | None:
-    """The counts in vLLM's per-request `metrics` (server flag `--per-request-spec-decode-metrics`)."""
-    counts = metrics.get("speculative_decoding")
-    if not isinstance(counts, Mapping):
-        return None
-    return SpeculationCounts(
-        num_verify_steps=_count(counts.get("num_spec_steps")),
-        num_draft_tokens=_count(counts.get("num_draft_tokens")),
-        num_accepted_tokens=_count(counts.get("num_accepted_draft_tokens")),
-        acceptance_histogram_untrimmed=_ids(counts.get("acceptance_histogram")),
-        step_num_accepted=_ids(counts.get("per_step_accepted")),
-        step_num_drafted=_ids(counts.get("per_step_drafted")),
-        num_speculative_tokens=_count(counts.get("num_spec_tokens")),
-    )
+def check_same_end(first: str, second: str) -> None:
+    """Refuse an answer that ends twice, and not alike.
 
-
-def sglang_speculation(meta_info: object) -> SpeculationCounts | None:
-    """The counts in SGLang's `meta_info` or `spec_tokens_details`, under the names of any version since 0.5.
-
-    `spec_accept_length` is left alone: it counts the prefill's token and drops with a cut last step.
+    Raises:
+        RequestError: `bad_finish_reason`.
     """
-    if not isinstance(meta_info, Mapping) or _count(meta_info.get("spec_verify_ct")) is None:
-        return None
-    return SpeculationCounts(
-        num_verify_steps=_count(meta_info["spec_verify_ct"]),
-        num_draft_tokens=_count(_first(meta_info, SGLANG_DRAFTED)),
-        num_accepted_tokens=_count(_first(meta_info, SGLANG_ACCEPTED)),
-        acceptance_histogram_untrimmed=_ids(_first(meta_info, SGLANG_HISTOGRAM)),
-    )
+    if FINISH_REASONS.get(first) is None or FINISH_REASONS.get(first) != FINISH_REASONS.get(second):
+        raise RequestError(
+            "bad_finish_reason", f"the server ended the answer with {first!r} and then with {second!r}"
+        )
 
 
 def _tool_call_text(delta: Mapping[str, Any]) -> str:
@@ -351,21 +357,6 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise RequestError("bad_event", "a chunk's text is no text")
     return value
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _ids(value: object) -> tuple[int, ...] | None:
-    """A list of counts or token ids; None for anything else."""
-    if not isinstance(value, list) or not set(map(type, value)) <= {int} or min(value, default=0) < 0:
-        return None
-    return tuple(value)
-
-
-def _first(values: Mapping[str, Any], names: Sequence[str]) -> object:
-    return next((values[name] for name in names if values.get(name) is not None), None)
 
 
 def _only(value: object) -> object:

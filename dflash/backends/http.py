@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -27,15 +28,11 @@ from dflash.backends.http_answer import (
     check_stream,
     drain,
     read_at_most,
+    read_whole,
     retry_after_s,
 )
-from dflash.backends.http_settings import (
-    MIN_SECRET_CHARS,
-    HttpSettings,
-    authorization,
-    proxy_for,
-    secrets_of,
-)
+from dflash.backends.http_secrets import Secrets, secrets_of
+from dflash.backends.http_settings import HttpSettings, authorization, proxy_for
 from dflash.backends.sse import DONE, SseParser, read_document, server_message
 from dflash.errors import RequestError
 
@@ -45,7 +42,8 @@ KEEP_ALIVE_S = 3.0  # below the 5 s after which the engines' servers close an id
 SPARE_CONNECTIONS = 4  # so that reading a counter does not wait for a stream to end
 DNS_CACHE_S = 3600  # a look-up in the middle of a run would be part of some request's time
 
-# Takes an event's arrival (ns) and its JSON object; says whether the event carried a token. May raise RequestError.
+# Takes an event's arrival (ns) and its JSON object; says whether the event brought the answer on, by a token or by
+# its end: only such events are waited for. May raise RequestError.
 Consume = Callable[[int, dict[str, Any]], bool]
 T = TypeVar("T")
 
@@ -64,7 +62,7 @@ class HttpClient:
         self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
         self._proxy = proxy_for(settings.base_url) if settings.trust_env else None
-        self._secrets = secrets_of(settings, self._proxy)
+        self.secrets = Secrets(secrets_of(settings, self._proxy))
 
     def __repr__(self) -> str:
         return f"HttpClient({self.settings.base_url.url!r})"
@@ -100,16 +98,22 @@ class HttpClient:
         with Deadline(timeouts.total_s, "the end of the answer") as deadline:
             response, num_retries = await self._retrying(attempt, deadline)
             try:
-                await check_stream(response)
-                num_events, done = await self._read_events(response, consume, deadline)
-            except RequestError as error:
-                response.close()
-                raise self._without_secrets(error) from None
+                with self.hiding_secrets():
+                    await check_stream(response)
+                    num_events, done = await self._read_events(response, consume, deadline)
             except BaseException:
                 response.close()  # at once: a server that is not listened to stops generating
                 raise
-            response.release()
-        return StreamResult(sent_ns, attempt_sent_ns, time.perf_counter_ns(), num_retries, num_events, done)
+        # What follows [DONE] is no part of the answer: no limit of the request holds for it.
+        ended_ns = time.perf_counter_ns()
+        try:
+            if done:
+                await drain(response)
+        except BaseException:
+            response.close()
+            raise
+        response.release()
+        return StreamResult(sent_ns, attempt_sent_ns, ended_ns, num_retries, num_events, done)
 
     async def fetch(
         self,
@@ -133,11 +137,10 @@ class HttpClient:
                 lambda: self._send(method, path, payload, "*/*"), deadline, retry=retry
             )
             try:
-                content = await response.read()
-            except aiohttp.ClientError:
-                raise RequestError("stream_cut", f"the answer to {method} {path} broke off") from None
+                content = await read_whole(response, f"{method} {path}")
             finally:
                 response.close()
+        content = self.secrets.hide_in_bytes(content)
         return HttpAnswer(response.status, content, sent_ns, time.perf_counter_ns(), num_retries)
 
     async def get_json(self, path: str, *, timeout_s: float | None = None, retry: bool = True) -> Any:
@@ -222,10 +225,12 @@ class HttpClient:
         if 200 <= response.status < 300:
             return response
         try:
-            message = self._hide(server_message(await read_at_most(response, MAX_ERROR_BODY_BYTES)))
+            body = await read_at_most(response, MAX_ERROR_BODY_BYTES)
         finally:
             response.close()
-        fault = f"{method} {path} was answered with {response.status} {response.reason or ''}".rstrip()
+        message = self.secrets.hide(server_message(self.secrets.hide_in_bytes(body)))
+        reason = self.secrets.hide(response.reason or "")
+        fault = f"{method} {path} was answered with {response.status} {reason}".rstrip()
         refusal = RequestError(f"http_{response.status}", f"{fault}: {message}" if message else fault)
         if response.status in (429, 503):
             raise _Refused(refusal, retry_after_s(response.headers.get("Retry-After")))
@@ -277,38 +282,34 @@ class HttpClient:
         self, response: aiohttp.ClientResponse, consume: Consume, deadline: Deadline
     ) -> tuple[int, bool]:
         """(events handed to `consume`, whether [DONE] was said)."""
-        parser, num_events, has_token = SseParser(), 0, False
+        parser, num_events = SseParser(), 0
         between_s = self.settings.timeouts.between_chunks_s
         connection = response.connection.protocol if response.connection is not None else None
         try:
             while packet := await response.content.readany():
-                num_before = num_events
+                is_brought_on = False
                 arrival_ns = getattr(connection, "arrival_ns", None) or time.perf_counter_ns()
                 for event in parser.feed(packet, arrival_ns):
                     if event.data == DONE:
-                        await drain(response)
                         return num_events, True
-                    document = read_document(event)
+                    document = read_document(event._replace(data=self.secrets.hide_in_bytes(event.data)))
                     if document is not None:
                         num_events += 1
-                        has_token = consume(event.arrival_ns, document) or has_token
-                if has_token and num_events > num_before:
-                    deadline.expect("chunk_timeout", between_s, "the next chunk")
+                        is_brought_on = consume(event.arrival_ns, document) or is_brought_on
+                if is_brought_on:  # empty chunks without end are no answer
+                    deadline.expect("chunk_timeout", between_s, "the next chunk with a token, or the end")
         except aiohttp.ClientError:
             raise RequestError("stream_cut", f"the connection broke after {num_events} events") from None
         parser.close()
         return num_events, False
 
-    def _without_secrets(self, error: RequestError) -> RequestError:
-        return RequestError(error.kind, self._hide(error.fault), error.mend)
-
-    def _hide(self, text: str) -> str:
-        """The text without keys, passwords and header values, also where one is cut off at the text's end."""
-        for secret in self._secrets:
-            text = text.replace(secret, "[hidden]")
-            for length in range(len(secret) - 1, MIN_SECRET_CHARS - 1, -1):
-                text = text.removesuffix(secret[:length] + "…")
-        return text
+    @contextmanager
+    def hiding_secrets(self) -> Iterator[None]:
+        """Where an error that is raised may repeat what the server said."""
+        try:
+            yield
+        except RequestError as error:
+            raise RequestError(error.kind, self.secrets.hide(error.fault), error.mend) from None
 
 
 class _Refused(Exception):  # noqa: N818 (an outcome within this module, not an error that leaves it)

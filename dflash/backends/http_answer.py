@@ -18,6 +18,7 @@ from dflash.backends.sse import SseEvent, one_line, read_document, server_messag
 from dflash.errors import RequestError
 
 MAX_ERROR_BODY_BYTES = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024 * 1024  # of a whole answer; the counters of a large server are some 1 MB
 DRAIN_S = 1.0  # how long to wait for the end of a stream that has said [DONE], to keep its connection
 
 
@@ -71,11 +72,12 @@ def retry_after_s(value: str | None, now_s: float | None = None) -> float | None
         return float(value)
     try:
         date = parsedate_to_datetime(value)
-    except (TypeError, ValueError):
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=timezone.utc)
+        at_s = date.timestamp()
+    except (TypeError, ValueError, OverflowError):  # a number that no date holds
         return None
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=timezone.utc)
-    return max(0.0, date.timestamp() - (time.time() if now_s is None else now_s))
+    return max(0.0, at_s - (time.time() if now_s is None else now_s))
 
 
 async def check_stream(response: aiohttp.ClientResponse) -> None:
@@ -96,6 +98,28 @@ async def check_stream(response: aiohttp.ClientResponse) -> None:
         read_document(SseEvent(0, body))
     fault = f"a stream was asked for, {response.content_type} came: {server_message(body)}"
     raise RequestError("not_a_stream", fault)
+
+
+async def read_whole(response: aiohttp.ClientResponse, request: str) -> bytes:
+    """The body of an answer.
+
+    Args:
+        request: in words, e.g. "GET /metrics".
+
+    Raises:
+        RequestError: `stream_cut`: it broke off; `bad_answer`: it is larger than any answer that is asked for.
+    """
+    pieces, num_bytes = [], 0
+    try:
+        while piece := await response.content.readany():
+            pieces.append(piece)
+            num_bytes += len(piece)
+            if num_bytes > MAX_BODY_BYTES:
+                fault = f"the answer to {request} is larger than {MAX_BODY_BYTES // 2**20} MiB"
+                raise RequestError("bad_answer", fault, "is it the address of this engine?")
+    except aiohttp.ClientError:
+        raise RequestError("stream_cut", f"the answer to {request} broke off") from None
+    return b"".join(pieces)
 
 
 async def read_at_most(response: aiohttp.ClientResponse, num_bytes: int) -> bytes:

@@ -14,8 +14,6 @@ from urllib.parse import unquote, urlsplit
 from dflash.backends.base import RequestTimeouts
 from dflash.errors import UsageError
 
-MIN_SECRET_CHARS = 6  # of a header's value: shorter ones, as in `X-Mode: fast`, are words
-
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -157,12 +155,3 @@ def authorization(settings: HttpSettings) -> str | None:
     if base.user is None:
         return None
     return f"Basic {b64encode(f'{base.user}:{base.password or str()}'.encode()).decode()}"
-
-
-def secrets_of(settings: HttpSettings, proxy: str | None) -> tuple[str, ...]:
-    """What must be in no message, the longest first."""
-    base, sent = settings.base_url, (authorization(settings) or "").rpartition(" ")[2]
-    found = {settings.api_key, base.password or base.user, sent, urlsplit(proxy or "").password}
-    for value in settings.headers.values():
-        found |= {part for part in (value, *value.split()) if len(part) >= MIN_SECRET_CHARS}
-    return tuple(sorted((secret for secret in found if secret), key=len, reverse=True))

@@ -7,7 +7,7 @@ A request says everything that decides the output, temperature 0 included: an en
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +23,8 @@ ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 # What both engines take for the API field `reasoning_effort`; any other level goes to the template only.
 EFFORT_LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")
 NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+NOT_THERE = ("connection_refused", "connection_failed", "connect_timeout", "disconnected")
+MAX_UNMEASURED_TOKENS = 4096  # of a first answer, whose length does not matter as long as it ends
 # Field -> how a server that does not know it names it. Without one of these a measurement is poorer, not wrong.
 DISPENSABLE = {
     "return_token_ids": "return_token_ids",
@@ -75,7 +77,13 @@ def open_error(error: RequestError, url: str, how_to_start: str) -> DFlashError:
         return UsageError(f"{url} wants another API key ({error.fault})", "give the key of this server")
     if error.kind in ("http_404", "http_405", "bad_answer"):
         return UsageError(f"{url} is no OpenAI-style server ({error.fault})", "check its address")
-    return UnavailableError(f"no server answers at {url} ({error.fault})", how_to_start)
+    if error.kind in NOT_THERE:
+        return UnavailableError(f"no server answers at {url} ({error.fault})", how_to_start)
+    # It is there: what went wrong is in its answer, or on the way.
+    return UnavailableError(
+        f"a first request to {url} failed: {error.kind} ({error.fault})",
+        error.mend or "look into the server's log",
+    )
 
 
 async def read_models(client: HttpClient) -> tuple[ServedModel, ...]:
@@ -185,16 +193,21 @@ def reasoning_fields(reasoning: str) -> dict[str, Any]:
 
 
 async def stream_completion(
-    client: HttpClient, route: str, body: Mapping[str, Any]
+    client: HttpClient, route: str, body: Mapping[str, Any], max_new_tokens: int
 ) -> tuple[ChatStreamRecord, StreamResult]:
     """One answer, and what the transport knows of it.
+
+    Args:
+        max_new_tokens: an answer of more tokens is refused.
 
     Raises:
         RequestError: see `HttpClient.stream`, `ChatStreamReader.feed` and `.record`.
     """
-    reader = ChatStreamReader()
+    reader = ChatStreamReader(max_new_tokens)
     result = await client.stream(ROUTES[route], body, reader.feed)
-    return reader.record(), result
+    with client.hiding_secrets():
+        record = reader.record()
+    return replace(record, text=client.secrets.hide_in_text(record.text)), result
 
 
 async def first_answer(
@@ -213,7 +226,7 @@ async def first_answer(
     while True:
         body = completion_body(request, model_id, route, left_out=left_out, extra=extra)
         try:
-            record, _ = await stream_completion(client, route, body)
+            record, _ = await stream_completion(client, route, body, MAX_UNMEASURED_TOKENS)
         except RequestError as error:
             refused = _refused_field(error, left_out, extra or {})
             if refused is None:

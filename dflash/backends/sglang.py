@@ -146,7 +146,7 @@ class SglangBackend:
             body = completion_body(
                 request, server.model.model_id, route, left_out=server.left_out, extra=CHAT_EXTRA
             )
-            record, result = await stream_completion(live.client, route, body)
+            record, result = await stream_completion(live.client, route, body, request.max_new_tokens)
         record = _complete_record(record, live.server)
         steps = count_decode_steps(record, drafts=live.server.drafts)
         return make_generation(record, result, num_decode_steps=steps)
@@ -253,9 +253,13 @@ async def _stream_natively(live: _Live, request: GenerationRequest) -> tuple[Cha
     server, ids = live.server, None
     if server.renders_prompts:
         ids = await render_prompt(live.client, server.model.model_id, request)
-    reader = NativeStreamReader(is_incremental=server.is_incremental, prompt_ids=ids)
+    reader = NativeStreamReader(
+        is_incremental=server.is_incremental, prompt_ids=ids, max_new_tokens=request.max_new_tokens
+    )
     result = await live.client.stream(GENERATE_PATH, native_body(request, ids), reader.feed)
-    return reader.record(), result
+    with live.client.hiding_secrets():
+        record = reader.record()
+    return replace(record, text=live.client.secrets.hide_in_text(record.text)), result
 
 
 def _complete_record(record: ChatStreamRecord, server: SglangServer) -> ChatStreamRecord:

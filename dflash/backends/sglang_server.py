@@ -15,7 +15,14 @@ from typing import Any
 from dflash.backends.base import BackendSettings, GenerationRequest, Message
 from dflash.backends.chat_stream import ChatStreamRecord
 from dflash.backends.http import HttpClient
-from dflash.backends.openai_server import ServedModel, choose_model, first_answer, open_error, read_models
+from dflash.backends.openai_server import (
+    MAX_UNMEASURED_TOKENS,
+    ServedModel,
+    choose_model,
+    first_answer,
+    open_error,
+    read_models,
+)
 from dflash.backends.sglang_stream import (
     GENERATE_PATH,
     TOKENIZE_PATH,
@@ -23,7 +30,7 @@ from dflash.backends.sglang_stream import (
     native_body,
     render_prompt,
 )
-from dflash.errors import RequestError, UnavailableError, UsageError
+from dflash.errors import RequestError, UsageError
 from dflash.results.records import Arm
 
 HOW_TO_START = (
@@ -256,7 +263,9 @@ async def _ask_natively(
         if error.kind not in (*NOT_OFFERED, "http_400", "http_422", "bad_answer"):
             raise
         ids, server = None, replace(server, renders_prompts=False, knows_reasoning=None)
-    reader = NativeStreamReader(is_incremental=server.is_incremental, prompt_ids=ids)
+    reader = NativeStreamReader(
+        is_incremental=server.is_incremental, prompt_ids=ids, max_new_tokens=MAX_UNMEASURED_TOKENS
+    )
     await client.stream(GENERATE_PATH, native_body(request, ids), reader.feed)
     return reader.record(), server
 
@@ -268,9 +277,7 @@ def _probe_error(error: RequestError, url: str, route: str) -> Exception:
             "generate": f"is it an SGLang server? {TOKENIZE_PATH} and {GENERATE_PATH} were asked",
         }.get(route, "use the route 'chat'")
         return UsageError(f"{url} refuses a request on the route {route!r} ({error.fault})", mend)
-    if error.kind in ("http_401", "http_403", *GONE):
-        return open_error(error, url, HOW_TO_START)
-    return UnavailableError(f"a first request to {url} failed ({error.fault})", "look into the server's log")
+    return open_error(error, url, HOW_TO_START)
 
 
 def _text(value: object) -> str | None:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from dflash.backends.answer_counts import check_length, count_of, sglang_speculation
 from dflash.backends.base import GenerationRequest
-from dflash.backends.chat_stream import FINISH_REASONS, ChatStreamRecord, sglang_speculation
+from dflash.backends.chat_stream import FINISH_REASONS, ChatStreamRecord, check_same_end
 from dflash.backends.http import HttpClient
 from dflash.backends.openai_server import reasoning_fields, sampling_fields
 from dflash.errors import RequestError, UsageError
@@ -26,9 +27,17 @@ class NativeStreamReader:
     Args:
         is_incremental: an event holds only what is new.
         prompt_ids: of the prompt that was sent, where they are known.
+        max_new_tokens: the most output tokens that were asked for.
     """
 
-    def __init__(self, *, is_incremental: bool = False, prompt_ids: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        is_incremental: bool = False,
+        prompt_ids: tuple[int, ...] | None = None,
+        max_new_tokens: int | None = None,
+    ) -> None:
+        self._max_new_tokens = max_new_tokens
         self._is_incremental, self._prompt_ids = is_incremental, prompt_ids
         self._text, self._ids = "", []  # type: tuple[str, list[int]]
         self._num_tokens = 0
@@ -38,11 +47,12 @@ class NativeStreamReader:
         self._meta: Mapping[str, Any] = {}
 
     def feed(self, arrival_ns: int, document: Mapping[str, Any]) -> bool:
-        """Take one event; True where it adds a token.
+        """Take one event; True where it brings the answer on: by a token, or by its end.
 
         Raises:
             RequestError: `bad_event`: it is no event of an answer, or takes something back; `wrong_usage`: its count of
-                tokens is not that of its token ids.
+                tokens is not that of its token ids, or more came than was asked for; `bad_finish_reason`: it ends an
+                answer that had ended.
         """
         meta, text, ids = document.get("meta_info"), document.get("text"), document.get("output_ids")
         if not isinstance(meta, dict) or not isinstance(text, str | None):
@@ -58,10 +68,16 @@ class NativeStreamReader:
             if self._last_ns is not None:
                 raise RequestError("bad_event", "tokens came after the finish reason")
             self._chunks.append((arrival_ns, num_added, len(self._text)))
-        if meta.get("finish_reason") is not None and self._last_ns is None:
-            self._last_ns, self._finish = arrival_ns, _finish(meta["finish_reason"])
+        had_ended = self._last_ns is not None
+        if meta.get("finish_reason"):
+            finish = _finish(meta["finish_reason"])
+            if had_ended:
+                check_same_end(str(self._finish.get("type")), str(finish.get("type")))
+            else:
+                self._last_ns, self._finish = arrival_ns, finish
         self._meta = meta
-        return num_added > 0
+        check_length(self._num_tokens, len(self._chunks), self._max_new_tokens)
+        return num_added > 0 or (self._last_ns is not None) > had_ended
 
     def record(self) -> ChatStreamRecord:
         """The answer, once its stream has ended.
@@ -88,7 +104,7 @@ class NativeStreamReader:
             first_ns=self._chunks[0][0] if self._chunks else None,
             last_ns=self._last_ns,
             finish_reason=finish_reason,
-            num_prompt_tokens=_count(self._meta.get("prompt_tokens")),
+            num_prompt_tokens=count_of(self._meta.get("prompt_tokens")),
             num_output_tokens=self._num_tokens,
             num_first_chunk_tokens=sizes[0] if sizes else 0,
             chunk_arrivals_ns=tuple(arrival for arrival, _, _ in self._chunks),
@@ -98,8 +114,8 @@ class NativeStreamReader:
             reasoning="",
             output_ids=tuple(self._ids) or None,
             prompt_ids=self._prompt_ids,
-            num_cached_tokens=_count(self._meta.get("cached_tokens")),
-            num_reasoning_tokens=_count(self._meta.get("reasoning_tokens")),
+            num_cached_tokens=count_of(self._meta.get("cached_tokens")),
+            num_reasoning_tokens=count_of(self._meta.get("reasoning_tokens")),
             engine_finish_reason=word,
             stop_reason=matched if isinstance(matched, int | str) else None,
             speculation=sglang_speculation(self._meta),
@@ -122,7 +138,7 @@ class NativeStreamReader:
 
     def _read_count(self, meta: Mapping[str, Any], *, has_ids: bool) -> None:
         """The tokens so far: of the ids, else as the event counts them."""
-        counted = _count(meta.get("completion_tokens"))
+        counted = count_of(meta.get("completion_tokens"))
         if has_ids and counted is not None and counted != len(self._ids):
             raise RequestError(
                 "wrong_usage", f"the usage counts {counted} output tokens, {len(self._ids)} token ids came"
@@ -195,7 +211,3 @@ def _plain_text(request: GenerationRequest) -> dict[str, Any]:
 
 def _finish(reason: object) -> Mapping[str, Any]:
     return reason if isinstance(reason, Mapping) else {"type": reason}
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -125,7 +125,7 @@ class VllmBackend:
         live = self._find(request.arm)
         route, server = self._settings.route, live.server
         body = completion_body(request, server.model.model_id, route, left_out=server.left_out)
-        record, result = await stream_completion(live.client, route, body)
+        record, result = await stream_completion(live.client, route, body, request.max_new_tokens)
         steps = count_decode_steps(record, drafts=server.drafts, skips_drafts=live.skips_drafts)
         return make_generation(record, result, num_decode_steps=steps)
 

@@ -401,7 +401,7 @@ def test_finish_reasons(said, reason):
     assert (record.finish_reason, record.engine_finish_reason) == (reason, said)
 
 
-@pytest.mark.parametrize("said", ["abort", "error", "content_filter", "repetition", ""])
+@pytest.mark.parametrize("said", ["abort", "error", "content_filter", "repetition"])
 def test_any_other_finish_reason_is_a_failure_that_names_it(said):
     error = failure(content("a", finish=said), last(1))
     assert error.kind == "bad_finish_reason"
@@ -473,3 +473,67 @@ def test_the_record_is_frozen():
     record = read(content("a", finish="stop"), last(1))
     with pytest.raises(AttributeError):
         record.text = "b"  # type: ignore[misc]
+
+
+# --- counts and ends that contradict each other
+
+
+def test_an_empty_finish_reason_is_none():
+    assert read(content("a", finish=""), content("b", finish="stop"), last(2)).finish_reason == "stop"
+    assert failure(content("a", finish=""), last(1)).kind == "no_finish_reason"
+
+
+def test_an_answer_that_ends_twice_and_not_alike_is_refused():
+    error = failure(content("a", finish="length"), content("", finish="abort"), last(1))
+    assert error.kind == "bad_finish_reason"
+    assert "'length' and then with 'abort'" in error.fault
+    again = read(content("a", finish="stop"), content("", finish="tool_calls"), last(1))
+    assert again.finish_reason == "stop"
+
+
+def test_a_last_usage_far_above_the_chunks_is_no_big_last_chunk():
+    chunks = [{**content(f" w{i}"), "usage": {"completion_tokens": i}} for i in range(1, 25)]
+    end = content("", finish="stop")
+    error = failure(*chunks, end, last(124))
+    assert error.kind == "wrong_usage"
+    assert "124 output tokens, the chunks before it count 24" in error.fault
+    assert read(*chunks, end, last(25)).chunk_num_tokens == (1,) * 25  # a stop token has no text
+    counted = {**end, "usage": {"completion_tokens": 25}}
+    assert read(*chunks, counted, last(25)).num_output_tokens == 25
+    error = failure(*chunks, counted, last(26))
+    assert "25 output tokens at the end, and then 26" in error.fault
+
+
+def test_two_usages_at_the_end_that_differ_are_refused():
+    error = failure(content("a", finish="stop"), last(2), last(3))
+    assert error.kind == "wrong_usage"
+    assert "2 output tokens at the end, and then 3" in error.fault
+
+
+@pytest.mark.parametrize("count", [2**64 - 1, 2**49])
+def test_a_number_that_counts_nothing_is_refused(count):
+    assert failure(content("a", finish="stop"), last(count)).kind == "wrong_usage"
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_more_than_was_asked_for_is_refused_before_its_end(is_counted):
+    """The server goes on for ever: the answer must not wait for its end."""
+    reader, num_allowed = ChatStreamReader(max_new_tokens=4), 4 if is_counted else 4 * 4 + 64
+    for place in range(1, num_allowed + 1):
+        reader.feed(place, {**content("a"), **({"usage": usage(place)} if is_counted else {})})
+    with pytest.raises(RequestError, match="honour the limit of output tokens") as caught:
+        reader.feed(999, {**content("a"), **({"usage": usage(num_allowed + 1)} if is_counted else {})})
+    assert caught.value.kind == "wrong_usage"
+
+
+def test_only_tokens_and_the_end_bring_an_answer_on():
+    reader = ChatStreamReader()
+    assert not reader.feed(0, content(""))
+    assert reader.feed(1, content("a"))
+    assert not reader.feed(2, content(""))
+    assert reader.feed(3, {**content(""), "usage": {"completion_tokens": 2}})  # held back, and counted
+    assert not reader.feed(4, {**content(""), "usage": {"completion_tokens": 2}})
+    assert reader.feed(5, {"choices": [{"index": 0, "delta": {"reasoning_content": "b"}}]})
+    assert reader.feed(6, {"choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"name": "f"}}]}}]})
+    assert reader.feed(7, content("", finish="stop"))
+    assert not reader.feed(8, content("", finish="stop"))

@@ -37,7 +37,7 @@ from dflash.results import metrics as formulas
 from dflash.results.records import BASELINE, Arm, RequestRecord
 
 UNKNOWN = Arm("")
-REQUEST = GenerationRequest("r", Arm(BASELINE), (Message("user", "Hi"),), max_new_tokens=16)
+REQUEST = GenerationRequest("r", Arm(BASELINE), (Message("user", "Hi"),), max_new_tokens=2048)
 CONVERSATION = (Message("user", "Hi"), Message("assistant", "Hello"), Message("user", "And now?"))
 FAILED_FLUSH = (400, "Flush cache failed.\n")
 FLUSHED = (200, "Cache flushed.\nPlease check backend logs for more details.\n")
@@ -298,7 +298,7 @@ def test_chat_request_says_everything(shared_folder: Path) -> None:
         0.9,
         20,
         11,
-        16,
+        2048,
     ]
     assert body["chat_template_kwargs"]["enable_thinking"] is True
     assert body["stream_options"]["include_usage"] is True
@@ -494,7 +494,7 @@ def test_native_prompt_is_rendered_by_the_servers_own_template(shared_folder: Pa
         0.9,
         20,
         11,
-        16,
+        2048,
     ]
     assert "text" not in body
 

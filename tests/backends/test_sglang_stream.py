@@ -39,7 +39,7 @@ def test_native_chunks_of_several_tokens() -> None:
 
 def test_native_finish_without_a_token_ends_the_answer() -> None:
     record, carried = read(part([7], "a"), part([7], "a", {"type": "length", "length": 1}))
-    assert carried == [True, False]
+    assert carried == [True, True], "the end brings it on too"
     assert (record.last_ns, record.num_output_tokens, record.chunk_num_tokens) == (10, 1, (1,))
 
 
@@ -75,3 +75,16 @@ def test_native_stream_that_cannot_be_believed_is_refused(parts: list[dict[str, 
     with pytest.raises(RequestError) as caught:
         read(*parts)
     assert caught.value.kind == kind
+
+
+def test_more_than_was_asked_for_and_a_second_end_are_refused() -> None:
+    def event(num_tokens: int, reason: object = None) -> dict[str, object]:
+        meta = {"completion_tokens": num_tokens, "prompt_tokens": 1, "finish_reason": reason}
+        return {"text": "a" * num_tokens, "output_ids": list(range(num_tokens)), "meta_info": meta}
+
+    reader = NativeStreamReader(max_new_tokens=4)
+    reader.feed(0, event(4, {"type": "length"}))
+    with pytest.raises(RequestError, match="'length' and then with 'abort'"):
+        reader.feed(1, event(4, {"type": "abort"}))
+    with pytest.raises(RequestError, match="5 output tokens came, at most 4"):
+        NativeStreamReader(max_new_tokens=4).feed(0, event(5))

@@ -33,7 +33,7 @@ from dflash.results.records import BASELINE, Arm, RequestRecord
 
 SAMPLES = "samples/vllm-0.32.0"
 UNKNOWN = Arm("")
-REQUEST = GenerationRequest("r", Arm(BASELINE), (Message("user", "Hi"),), max_new_tokens=16)
+REQUEST = GenerationRequest("r", Arm(BASELINE), (Message("user", "Hi"),), max_new_tokens=2048)
 DRAFTS = metrics_text(per_position=[0, 0, 0])  # of a server that drafts with B = 4 and has done nothing
 T = TypeVar("T")
 
@@ -388,7 +388,7 @@ def test_request_is_sent_as_it_was_asked() -> None:
         0.9,
         20,
         11,
-        16,
+        2048,
     ]
     assert body["chat_template_kwargs"]["enable_thinking"] is True
 

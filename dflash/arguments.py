@@ -13,6 +13,7 @@ from dflash.config import BenchmarkConfig
 from dflash.datasets.catalogue import expand_datasets
 from dflash.errors import UsageError
 from dflash.flags import GROUPS, add_flag, all_flags
+from dflash.server_options import check_heeded
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -65,9 +66,9 @@ def parse_benchmark_arguments(argv: Sequence[str]) -> BenchmarkConfig:
     """
     values = _values(argv)
     name = values.pop("suite", None)
-    if name is None:
-        return BenchmarkConfig(**values)
-    return _suite_config(name, argv, values)
+    config = BenchmarkConfig(**values) if name is None else _suite_config(name, argv, values)
+    check_heeded(config)
+    return config
 
 
 def _values(argv: Sequence[str]) -> dict[str, Any]:

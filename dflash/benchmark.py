@@ -19,6 +19,7 @@ from dflash.command_line import (
 )
 from dflash.config import ARM_NAMES, DEFAULT_DATASET, IN_PROCESS_BACKENDS, BenchmarkConfig
 from dflash.errors import EXIT_DONE
+from dflash.server_options import SERVER_BACKENDS
 
 if TYPE_CHECKING:
     from dflash.outcome import Outcome
@@ -110,6 +111,12 @@ def _command_for_other_arm(config: BenchmarkConfig, run: Run) -> str | None:
     kinds = {cell.arm.is_baseline for cell in run.info.cells}
     if len(kinds) != 1:
         return None
+    if config.backend in SERVER_BACKENDS and not config.serve:
+        if not (config.base_url or config.arm_urls):
+            return None  # with a second server the first one must be named too
+        other = "dflash" if True in kinds else "baseline"
+        urls = (*config.arm_urls, f"{other}=URL")
+        return benchmark_command(replace(config, arms=ARM_NAMES, arm_urls=urls, run_name=run.folder.name))
     needs_draft = config.model not in (None, DEFAULT_DATASET) and config.draft_model is None
     draft = "DRAFT" if needs_draft else config.draft_model
     return benchmark_command(replace(config, arms=ARM_NAMES, draft_model=draft, run_name=run.folder.name))

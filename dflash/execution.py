@@ -221,6 +221,7 @@ class Execution:
         try:
             with said_if_slow(self._progress, f"opening the engine {self._stages[number].config.backend}"):
                 description = await backend.open(arms)
+                self._check_block_size(self._stages[number].config, description, launched)
         except Exception as error:
             failure = error
         try:
@@ -237,6 +238,18 @@ class Execution:
         )
         self._visited |= {(number, label) for label in labels}
         return description
+
+    def _check_block_size(
+        self, config: BenchmarkConfig, description: BackendDescription, launched: str | None
+    ) -> None:
+        """A block size that is typed for running servers is what they must have; a suite's may be for other engines."""
+        is_typed = self._config.suite is None or "block_sizes" in self._config.typed
+        drafts = any(not arm.is_baseline for arm in description.arms)
+        if launched is None and config.block_sizes and is_typed and not drafts:
+            raise UsageError(
+                f"--block-size {config.block_sizes[0]} is for servers that draft, and none of those here does",
+                "name the server that drafts, or drop it",
+            )
 
     def _fail(self, number: int, arms: Sequence[Arm], error: Exception, launched: str | None) -> None:
         """An engine that did not open, or a server that did not start: the sweep goes on without it."""

@@ -15,6 +15,7 @@ from dflash.prompt_sets import load_prompt_sets
 from dflash.ranks import Ranks, check_ranks
 from dflash.recorder import Invocation
 from dflash.results.store import Run
+from dflash.server_options import check_heeded
 from dflash.stages import backend_settings, make_stages
 from dflash.time_budget import TimeBudget
 
@@ -60,6 +61,7 @@ def execute(
     Raises:
         DFlashError, KeyboardInterrupt: before anything was measured; no run folder was made.
     """
+    check_heeded(config)
     with ExitStack() as stack:
         budget = TimeBudget.of(config.time_budget_s)
         if interrupts is None:

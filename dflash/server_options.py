@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from dflash.backends.base import Endpoint, RequestTimeouts
@@ -156,6 +156,68 @@ def check_servers(config: BenchmarkConfig) -> None:
             raise UsageError("a --header is not of the form NAME: VALUE", "give it as 'NAME: VALUE'")
     if config.api_key is not None and config.api_key_variable is not None:
         raise UsageError("--api-key contradicts --api-key-env", "give one of them")
+
+
+def check_heeded(config: BenchmarkConfig) -> None:
+    """Refuse what was given and would say nothing to servers. What only a suite says may be for its other backends.
+
+    Raises:
+        UsageError: names the first.
+    """
+    for part in config.all_parts:
+        if part.backend in SERVER_BACKENDS:
+            _check_heeded(part, None if config.suite is None else config.typed)
+
+
+def _check_heeded(config: BenchmarkConfig, typed: Collection[str] | None) -> None:
+    """
+    Args:
+        typed: the fields that were given; None: all of them.
+    """
+    engine_flags: dict[str, tuple[object, str, str]] = {
+        "force_block_size": (
+            config.force_block_size,
+            "--force-block-size",
+            "the engine decides which it takes",
+        ),
+        "attn_implementation": (
+            config.attn_implementation,
+            "--attn-implementation",
+            "give --serve with --server-arg='--attention-backend NAME'",
+        ),
+    }
+    if config.serve:
+        ignored = engine_flags | {
+            "metrics_urls": (config.metrics_urls, "--metrics-url", "the server that is started has its own")
+        }
+    else:
+        ignored = engine_flags | {
+            "draft_model": (config.draft_model, "--draft-model", "a running server has its draft"),
+            "device": (config.device, "--device", "a running server has its device"),
+            "trust_remote_code": (
+                config.trust_remote_code,
+                "--trust-remote-code",
+                "a running server has loaded its model",
+            ),
+        }
+    for field, (value, flag, mend) in ignored.items():
+        if value and (typed is None or field in typed):
+            started = "started" if config.serve else "running"
+            raise UsageError(f"{flag} says nothing to a server that is {started}", f"drop it: {mend}")
+    if not config.serve and (typed is None or "arms" in typed):
+        _check_arms_named(config)
+
+
+def _check_arms_named(config: BenchmarkConfig) -> None:
+    """`--arms` of running servers may say again what they are, or name the only one."""
+    names = [endpoint.arm for endpoint in endpoints_of(config)]
+    is_default = config.arms == (BASELINE, "dflash")
+    if is_default or set(config.arms) == set(names) or (not names and len(config.arms) == 1):
+        return
+    raise UsageError(
+        f"--arms {','.join(config.arms)} starts and leaves out no running server",
+        "name each server that is to be measured by --arm NAME=URL",
+    )
 
 
 def _check_no_server(config: BenchmarkConfig) -> None:

@@ -120,6 +120,29 @@ def test_flags(line: str, field: str, value: object) -> None:
         ("--backend vllm --serve", "--serve must know what to serve"),
         ("--backend vllm --serve --model m", "--serve must know the draft"),
         (
+            "--backend vllm --base-url h --arms baseline,eagle3",
+            "--arms baseline,eagle3 starts and leaves out no running server",
+        ),
+        (
+            "--backend vllm --arm eagle3=h --arms dflash",
+            "--arms dflash starts and leaves out no running server",
+        ),
+        ("--backend vllm --base-url h --baseline-url i --no-baseline", "--arms dflash starts and leaves out"),
+        ("--backend vllm --draft-model d", "--draft-model says nothing to a server that is running"),
+        ("--backend sglang --base-url h --device cpu", "--device says nothing to a server that is running"),
+        ("--backend vllm --attn-implementation sdpa", "--attn-implementation says nothing to a server"),
+        ("--backend vllm --force-block-size", "--force-block-size says nothing to a server"),
+        ("--backend vllm --trust-remote-code", "--trust-remote-code says nothing to a server"),
+        ("--backend vllm --serve --model quickstart --force-block-size", "--force-block-size says nothing"),
+        (
+            "--backend vllm --serve --model quickstart --attn-implementation x",
+            "server that is started: drop it",
+        ),
+        (
+            "--backend vllm --serve --model quickstart --metrics-url h",
+            "--metrics-url says nothing to a server",
+        ),
+        (
             "--backend vllm --serve --model m --arms baseline --base-url x",
             "--serve starts the servers itself",
         ),

@@ -64,7 +64,7 @@ def test_keys_headers_and_users_of_servers(tmp_path: Path, capfd: pytest.Capture
     with simulated_server_thread("vllm", SCENARIO, arm="baseline", time_scale=0) as server:
         assert run(tmp_path, "--base-url", server.url, *OF_SERVERS[0], "--time-budget", "0.001") == 0
         printed = "".join(capfd.readouterr())
-        assert "This adds the other" in printed
+        assert "--arm=dflash=URL" in printed, "the command that adds the other arm"
         assert "this goes on from there" in printed
         assert_hidden(tmp_path, printed)
         place = f"me:{SECRET}@{server.url.removeprefix('http://')}"

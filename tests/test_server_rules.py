@@ -23,6 +23,7 @@ from dflash.backends.simulated import SimulatedBackend
 from dflash.backends.simulated_http import simulated_server_thread
 from dflash.backends.vllm import VllmBackend
 from dflash.config import BenchmarkConfig
+from dflash.errors import UsageError
 from dflash.execution import Outcome, backend_settings
 from dflash.results.document import json_document
 from dflash.results.summary import summarise_run
@@ -230,3 +231,12 @@ def test_rule_9_a_restart_in_the_middle_is_survived(tmp_path: Path, protocol: st
         again = run_on(server, tmp_path, protocol)
     assert sum(record.completed for record in again.run.records) == 6
     assert len(again.run.records) == 6
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_block_size_that_no_server_drafts_with_is_refused(tmp_path: Path, protocol: str) -> None:
+    with (
+        a_server(protocol) as server,
+        pytest.raises(UsageError, match="--block-size 8 is for servers that draft"),
+    ):
+        run_on(server, tmp_path, protocol, block_sizes=(8,))

@@ -195,3 +195,11 @@ def test_the_shipped_suites_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     again = execute(config)
     assert again.run.records == run.records, "nothing is left to do"
     summarise_run(run)
+
+
+def test_what_a_suite_says_for_other_backends_is_no_fault_on_servers(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('[settings]\ndraft-model = "d"\nmodel = "m"\ndevice = "cpu"\nforce-block-size = true\n')
+    assert parse(path, "--backend vllm --base-url http://host:1").parts[0].draft_model == "d"
+    with pytest.raises(UsageError, match="--device says nothing to a server"):
+        parse(path, "--backend vllm --base-url http://host:1 --device cuda")

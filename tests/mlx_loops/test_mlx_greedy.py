@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from loops.tiny_models import MASK_ID, NUM_DISTINCT, VOCABULARY, tiny_config
-from mlx_loops.tiny_mlx import ConstantDraft, OracleDraft, greedy_reference, tiny_draft, tiny_target
+from mlx_loops.tiny_mlx import (
+    ConstantDraft,
+    OracleDraft,
+    case_with_distinct_tokens,
+    greedy_reference,
+    tiny_draft,
+    tiny_target,
+)
 
 from dflash.decoded import Decoded
 from dflash.errors import DraftError, RequestError, UsageError
@@ -196,3 +204,19 @@ def test_what_cannot_be_decoded_is_refused() -> None:
         decode_steps(model, tiny_draft(num_target_layers=6), [1], 5, None)
     forced = decode(model, draft, [1, 2], 9, None, block_size=20, force_block_size=True)
     assert list(forced.output_ids) == greedy_reference(model, [1, 2], 9)
+
+
+@pytest.mark.slow
+def test_compiled_kernels_change_no_token() -> None:
+    """As users run it: the gated delta net is the target with the most compiled parts."""
+    if shutil.which("g++") is None and not mx.is_available(mx.gpu):
+        pytest.skip("no g++, with which MLX compiles on a CPU")
+    case = case_with_distinct_tokens("qwen3_5")
+    mx.enable_compile()
+    try:
+        draft = OracleDraft(case.model, case.prompt, case.reference, [2, 0, 4])
+        assert drafted(case, draft, 12, (), 5).output_ids == tuple(case.reference[:12])
+        plain = decode(case.model, None, case.prompt, 12, None)
+        assert plain.output_ids == tuple(case.reference[:12])
+    finally:
+        mx.disable_compile()

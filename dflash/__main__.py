@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import dflash
-from dflash.command_line import report_error
+from dflash.command_line import outlive_readers, report_error
 from dflash.errors import EXIT_DONE, UsageError
 
 VERBS = {
@@ -22,6 +22,7 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Hand over to the verb and return its exit code."""
+    outlive_readers()
     words = list(sys.argv[1:] if argv is None else argv)
     verb = words[0] if words else "--help"
     if verb in ("-h", "--help", "help"):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from dflash.errors import (
-    EXIT_DONE,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     EXIT_UNAVAILABLE,
@@ -24,16 +25,46 @@ STANDARD_OUTPUT = "-"  # as the name of a file that a verb writes
 
 def run_verb(work: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Call `work` with the arguments and map what it raises to an exit code; never raises an `Exception`."""
+    outlive_readers()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows another in its place
             stream.reconfigure(errors="replace")
     try:
         return work(sys.argv[1:] if argv is None else argv)
-    except BrokenPipeError:  # the reader of our output has gone: nobody is left to be told
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_DONE
     except (Exception, KeyboardInterrupt) as error:
         return report_error(error)
+
+
+class _Outlet(io.FileIO):
+    """A stream of this process that takes what nobody reads any more, as if it were read."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return super().write(data)
+
+
+def outlive_readers() -> None:
+    """Let standard output and error go on silently when their reader goes away: what is measured is in files, and the
+    exit code is for others than the reader. Streams that someone else has put in their place are left alone."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if os.name != "posix" or stream is not getattr(sys, f"__{name}__"):
+            continue
+        if not isinstance(stream, TextIOWrapper):
+            continue  # closed from the start
+        stream.flush()
+        raw = _Outlet(stream.fileno(), "wb", closefd=False)
+        outlet = TextIOWrapper(
+            raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw),
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, outlet)
 
 
 def report_error(error: BaseException) -> int:

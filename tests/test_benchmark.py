@@ -230,3 +230,56 @@ def test_the_verbs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown verb 'sing'" in capsys.readouterr().err
     assert dispatch(["benchmark", "--list"]) == 0
     assert "baseline" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kept", ["stdout", "stderr", "neither"])
+def test_a_reader_that_goes_away_ends_nothing(tmp_path: Path, kept: str) -> None:
+    """Pipes whose other end is closed from the start: every write to them fails."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = {name: writer for name in ("stdout", "stderr") if name != kept}
+    process = subprocess.run(
+        [sys.executable, "-c", WITH_MADE_UP_PROMPTS, "--backend", "simulated", "--run", "r"],
+        stdin=subprocess.DEVNULL,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        timeout=120,
+        check=False,
+        **({kept: subprocess.PIPE} if kept != "neither" else {}),
+        **gone,
+    )
+    os.close(writer)
+    assert process.returncode == 0
+    run = load_run(tmp_path / "reports/r")
+    assert [cell.status for cell in run.info.cells] == ["completed", "completed"]
+    assert (tmp_path / "reports/r/report.md").exists()
+    assert b"4/4" in process.stderr if kept == "stderr" else process.stderr is None
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("", 0),
+        ("--help", 0),
+        ("benchmark --help", 0),
+        ("data list", 0),
+        ("report nowhere", 2),
+        ("compare no where", 2),
+        ("generate --max-new-tokens 0 x", 2),
+    ],
+)
+def test_no_verb_minds_a_reader_that_goes_away(tmp_path: Path, words: str, code: int) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash", *words.split()],
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=writer,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        timeout=120,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == code

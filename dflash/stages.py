@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash.backends.base import BackendDescription, BackendSettings
+from dflash.backends.base import BackendDescription, BackendSettings, Sampling
 from dflash.config import BenchmarkConfig
 from dflash.errors import UsageError
 from dflash.plan import Group, make_groups
@@ -112,6 +112,7 @@ def backend_settings(config: BenchmarkConfig) -> BackendSettings:
         endpoints=endpoints_of(config) if config.backend in SERVER_BACKENDS else (),
         block_size=config.block_sizes[0] if len(config.block_sizes) == 1 else None,
         reasoning=config.reasoning,
+        sampling=Sampling(config.temperature, config.top_p, config.top_k),
         route=config.route,
         timeouts=timeouts_of(config),
         api_key=api_key_of(config, os.environ),

@@ -130,6 +130,7 @@ class BackendSettings:
     endpoints: tuple[Endpoint, ...] = ()  # empty: the engine's own port on this machine
     block_size: int | None = None  # of a server: only compared with what it says
     reasoning: str = "off"  # that will be asked for
+    sampling: Sampling = Sampling()  # that will be asked for
     route: str = "chat"  # or "completions", "generate" (SGLang's own)
     timeouts: RequestTimeouts = RequestTimeouts()
     api_key: str | None = field(default=None, repr=False)

@@ -64,6 +64,13 @@ class ChatStreamRecord:
     engine_metrics: Mapping[str, Any] = field(default_factory=dict)  # vLLM's `metrics`, SGLang's `meta_info`
 
     @property
+    def holds_several(self) -> bool:
+        """Whether most chunks after the first hold several tokens, as those of a server that drafts; not of one that
+        is a little ahead of its client and merges some."""
+        sizes = (self.chunk_num_tokens or ())[1:]
+        return 2 * sum(size > 1 for size in sizes) > len(sizes)
+
+    @property
     def whole_text(self) -> str:
         """Everything that was generated, in the order in which it came: what agreement compares without ids."""
         return "".join(self.text_pieces)

@@ -148,7 +148,9 @@ class SglangBackend:
             )
             record, result = await stream_completion(live.client, route, body, request.max_new_tokens)
         record = _complete_record(record, live.server)
-        steps = count_decode_steps(record, drafts=live.server.drafts)
+        steps = count_decode_steps(
+            record, drafts=live.server.drafts, stream_interval=live.server.stream_interval
+        )
         return make_generation(record, result, num_decode_steps=steps)
 
     async def begin_window(self, arm: Arm) -> None:
@@ -241,9 +243,18 @@ class SglangBackend:
             await asyncio.sleep(FLUSH_EVERY_S)
 
 
-def count_decode_steps(record: ChatStreamRecord, *, drafts: bool | None) -> int | None:
-    """Target forwards after the prefill that delivered a token; None where they were not counted."""
+def count_decode_steps(
+    record: ChatStreamRecord, *, drafts: bool | None, stream_interval: int = 1
+) -> int | None:
+    """Target forwards after the prefill that delivered a token; None where they were not counted.
+
+    Args:
+        drafts: whether the server drafts; None: not known.
+        stream_interval: the steps whose tokens the server puts into one chunk, as far as it says.
+    """
     if drafts is False:
+        if record.holds_several and stream_interval == 1:
+            return None  # what came is not what plain decoding looks like
         # Without drafts a target forward delivers one token and no more: the tokens after the prefill's are its count.
         return max(record.num_output_tokens - 1, 0)
     return None if record.speculation is None else record.speculation.num_verify_steps

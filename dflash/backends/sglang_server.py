@@ -139,6 +139,12 @@ class SglangServer:
         )
 
     @property
+    def stream_interval(self) -> int:
+        """The steps whose tokens are put into one chunk; 1 where it does not say."""
+        told = self.settings.get("stream_interval")
+        return told if isinstance(told, int) and told > 1 else 1
+
+    @property
     def num_ranks(self) -> int | None:
         told = self.settings.get("dp_size")
         return told if isinstance(told, int) else len(self.ranks) or None
@@ -212,7 +218,9 @@ def _check_ranks(server: SglangServer) -> None:
 async def _probe(client: HttpClient, server: SglangServer, settings: BackendSettings) -> SglangServer:
     """What is only seen in answers. None of them is measured."""
     text, route = Message("user", PROBE_TEXT), settings.route
-    request = GenerationRequest("probe", Arm(""), (text,), PROBE_TOKENS, reasoning=settings.reasoning)
+    request = GenerationRequest(
+        "probe", Arm(""), (text,), PROBE_TOKENS, settings.sampling, reasoning=settings.reasoning
+    )
     ask = _ask_natively if route == "generate" else _ask_openai
     try:
         answer, server = await ask(client, server, request, route)

@@ -126,7 +126,12 @@ class VllmBackend:
         route, server = self._settings.route, live.server
         body = completion_body(request, server.model.model_id, route, left_out=server.left_out)
         record, result = await stream_completion(live.client, route, body, request.max_new_tokens)
-        steps = count_decode_steps(record, drafts=server.drafts, skips_drafts=live.skips_drafts)
+        steps = count_decode_steps(
+            record,
+            drafts=server.drafts,
+            skips_drafts=live.skips_drafts,
+            stream_interval=server.stream_interval,
+        )
         return make_generation(record, result, num_decode_steps=steps)
 
     async def begin_window(self, arm: Arm) -> None:
@@ -204,14 +209,19 @@ class VllmBackend:
             await asyncio.sleep(RESET_EVERY_S)
 
 
-def count_decode_steps(record: ChatStreamRecord, *, drafts: bool | None, skips_drafts: bool) -> int | None:
+def count_decode_steps(
+    record: ChatStreamRecord, *, drafts: bool | None, skips_drafts: bool, stream_interval: int = 1
+) -> int | None:
     """Target forwards after the prefill that delivered a token; None where they were not counted.
 
     Args:
         drafts: whether the server drafts; None: not known.
         skips_drafts: whether its method proposes nothing at some steps.
+        stream_interval: the steps whose tokens the server puts into one chunk, as far as it says.
     """
     if drafts is False:
+        if record.holds_several and stream_interval == 1:
+            return None  # what came is not what plain decoding looks like
         # Without drafts a target forward delivers one token and no more: the tokens after the prefill's are its count.
         return max(record.num_output_tokens - 1, 0)
     counts = record.speculation

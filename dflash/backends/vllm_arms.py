@@ -14,6 +14,7 @@ from dflash.results.records import BASELINE, Arm
 
 MIN_DFLASH_RELEASE = (0, 20, 1)
 DRAFTING = "dflash"  # what a server that drafts is called where it does not say how
+SEVERAL_TOKENS = "it has no counters of drafts, but most chunks of its first answer hold several tokens"
 METHODS = ("dflash", "eagle", "mtp", "ngram", "suffix", "medusa", "draft_model")
 
 
@@ -136,8 +137,9 @@ def _reasoning_note(servers: Sequence[VllmServer], settings: BackendSettings) ->
 
 def _name_of(server: VllmServer) -> str:
     if server.drafts is None:
+        why = server.counters_fault or SEVERAL_TOKENS
         raise UsageError(
-            f"it cannot be seen whether the server at {server.url} drafts: {server.counters_fault}",
+            f"it cannot be seen whether the server at {server.url} drafts: {why}",
             "say which arm it is, by --arm NAME=URL",
         )
     return (server.method or DRAFTING) if server.drafts else BASELINE
@@ -168,7 +170,8 @@ def _notes_of(arm: Arm, server: VllmServer) -> list[str]:
     if server.version is None:
         notes.append("the server does not say its version")
     if server.drafts is None:
-        notes.append("it cannot be seen whether the server drafts: the name is as given")
+        why = f" ({SEVERAL_TOKENS})" if server.holds_several and not server.counters_fault else ""
+        notes.append(f"it cannot be seen whether the server drafts{why}: the name is as given")
     if not arm.is_baseline:
         notes += _draft_notes(arm, server)
     if not server.has_token_ids:

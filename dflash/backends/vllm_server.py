@@ -53,6 +53,8 @@ class VllmServer:
     dtype: str | None = None
     has_prefix_cache: bool | None = None
     is_synthetic: bool = False  # drafts are accepted by a made-up rate
+    stream_interval: int = 1  # steps whose tokens it puts into one chunk, as far as it says
+    holds_several: bool = False  # most chunks of its first answer hold several tokens
     left_out: frozenset[str] = frozenset()  # fields of a request that it refuses
     knows_reasoning: bool | None = None  # whether the rendered prompt changes with the reasoning setting
     counters_fault: str | None = None  # why its counters cannot be read
@@ -104,6 +106,8 @@ async def inspect_server(
         dtype=(_text(_mapping(config.get("model_config")).get("dtype")) or "").removeprefix("torch.") or None,
         has_prefix_cache=_find_prefix_cache(snapshot, config),
         is_synthetic=speculation.get("rejection_sample_method") == "synthetic",
+        stream_interval=_find_stream_interval(config),
+        holds_several=answer.holds_several,
         left_out=left_out,
         knows_reasoning=knows_reasoning,
         counters_fault=counters_fault,
@@ -157,7 +161,10 @@ async def _probe(
 ) -> tuple[ChatStreamRecord, frozenset[str], bool | None]:
     """An answer, the fields that had to be left out for it, and whether the template knows the reasoning setting."""
     message, route, reasoning = Message("user", PROBE_TEXT), settings.route, settings.reasoning
-    request = GenerationRequest("probe", Arm(""), (message,), PROBE_TOKENS, reasoning=reasoning)
+    # Sampled as the run is: a field of sampling that the server refuses must be found now.
+    request = GenerationRequest(
+        "probe", Arm(""), (message,), PROBE_TOKENS, settings.sampling, reasoning=reasoning
+    )
     try:
         answer, left_out = await first_answer(client, request, model.model_id, route)
         if route != "chat" or answer.prompt_ids is None or "chat_template_kwargs" in left_out:
@@ -177,9 +184,14 @@ async def _probe(
 def _find_drafts(
     snapshot: MetricsSnapshot, config: Mapping[str, Any], answer: ChatStreamRecord, url: str, metrics_url: str
 ) -> bool | None:
-    """Whether the server drafts. vLLM makes the counters of drafts when it starts, and only if it drafts."""
+    """Whether the server drafts; None: not known.
+
+    vLLM makes the counters of drafts when it starts, and only if it drafts. Their names were others in its first
+    releases, and may be again. Where only their absence says that it does not, its chunks must not contradict that.
+    """
     has_counters = any(name.startswith("vllm:") for name in snapshot.counters)
-    by_counters = spec_decode_counters(snapshot).num_drafts is not None if has_counters else None
+    has_drafts = any(name.startswith("vllm:spec_decode") for name in (*snapshot.counters, *snapshot.gauges))
+    by_counters = has_drafts if has_counters else None
     by_itself = bool(config["speculative_config"]) if "speculative_config" in config else None
     if answer.speculation is not None:
         by_itself = True
@@ -188,6 +200,8 @@ def _find_drafts(
             f"the counters at {metrics_url} are of another server than {url}: one of them drafts",
             "give --metrics-url of this very server",
         )
+    if by_itself is None and by_counters is False and answer.holds_several:
+        return None
     return by_counters if by_itself is None else by_itself
 
 
@@ -202,6 +216,11 @@ def _find_num_speculative_tokens(
         return told
     positions = spec_decode_counters(snapshot).num_accepted_tokens_per_position
     return len(positions) if positions else None
+
+
+def _find_stream_interval(config: Mapping[str, Any]) -> int:
+    told = _mapping(config.get("scheduler_config")).get("stream_interval")
+    return told if isinstance(told, int) and told > 1 else 1
 
 
 def _find_prefix_cache(snapshot: MetricsSnapshot, config: Mapping[str, Any]) -> bool | None:

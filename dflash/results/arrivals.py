@@ -45,6 +45,9 @@ class Arrivals:
     stretches: Mapping[Stretch, StretchArrivals] = field(default_factory=dict)
     num_sized: int = 0  # requests whose every chunk has a known number of tokens
     num_late_tokens: int = 0  # that the usage counts and no chunk held: they came with the end
+    num_decode_chunks: int = 0  # those after the first of their request, sizes known
+    num_several: int = 0  # of them: those that hold several tokens
+    num_several_unexplained: int = 0  # of these: those of requests whose decode steps are not known
     num_contradicted: int = 0  # requests whose chunks hold more tokens than their usage counts
 
 
@@ -126,11 +129,16 @@ class _Chunks:
             is_first,
         )
         owners = numpy.concatenate([numpy.repeat(rows[sized], num_sizes[sized]), rows[is_late]])
+        is_several = ~is_first & (num_tokens > 1)
+        is_explained = self._requests.integers("num_decode_steps").known[owners]
         return Arrivals(
             gaps_ns=gaps_ns,
             stretches=_by_stretch(self._requests, chunks, owners),
             num_sized=int(sized.sum()),
             num_late_tokens=int(late.sum()),
+            num_decode_chunks=int((~is_first).sum()),
+            num_several=int(is_several.sum()),
+            num_several_unexplained=int((is_several & ~is_explained).sum()),
             num_contradicted=int((known & ~sized).sum()),
         )
 

@@ -95,7 +95,7 @@ def _parts(
 ) -> tuple[PartSummary, ...]:
     """Args: `part_of` [requests], the part each belongs to, in either arm; None: to none."""
     records, baseline = table_of(arms.records), table_of(arms.baseline)
-    refused = arms.pairing is None or bool(arms.pairing.unlike_prompts)
+    refused = arms.pairing is None or arms.pairing.is_refused
     parts = []
     for name in names:
         own, other = records.take(part_of == name), baseline.take(part_of_baseline == name)

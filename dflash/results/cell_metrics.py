@@ -30,7 +30,7 @@ def pooled_arm_metrics(records: Sequence[RequestRecord], outcomes: Outcomes) -> 
 
 def pooled_pair_metrics(cell: Cell, pairing: Pairing | None) -> dict[str, Pooled]:
     """Those metrics of an arm beside its baseline that have an interval; nothing where there are no pairs."""
-    if pairing is None or pairing.unlike_prompts:
+    if pairing is None or pairing.is_refused:
         return {}
     pooled = {
         "speedup": paired_metrics.pooled_speedup(pairing),
@@ -125,7 +125,7 @@ def pair_metrics(
     Args:
         known: the intervals of `pooled_pair_metrics`, where they are known already.
     """
-    if pairing is None or pairing.unlike_prompts:
+    if pairing is None or pairing.is_refused:
         return dict.fromkeys(PAIRED_METRICS)
     greedy = cell.workload.temperature == 0
     changed = task_scores.changed_answers(pairing, outcomes)

@@ -116,6 +116,13 @@ def acceptance_checks(cell: Cell, requests: RequestTable) -> list[Check]:
     return [*checks, Check(length.known & is_outside, words, (length,))]
 
 
+def cache_checks(requests: RequestTable) -> list[Check]:
+    """0 <= cached prompt tokens <= prompt tokens."""
+    cached, prompt = requests.integers("num_cached_tokens"), requests.integers("num_prompt_tokens")
+    words = "{} of {} prompt tokens came from a cache"
+    return [Check(cached.known & prompt.known & (cached.values > prompt.values), words, (cached, prompt))]
+
+
 def stamps_checks(requests: RequestTable) -> list[Check]:
     """due <= sent <= first <= last on the clock of one segment; a completed request has the last three.
 

@@ -47,6 +47,8 @@ def why_no_speedup(cell: Cell, pairing: Pairing | None, refused: str = "") -> st
         return f"no baseline arm in this run; add it with {add}"
     if pairing.unlike_prompts:
         return "comparison refused: the prompts differ between the arms"
+    if pairing.baseline_fault:
+        return f"comparison refused: the baseline {pairing.baseline_fault}"
     reasons = ", ".join(f"{reason}: {count}" for reason, count in pairing.left_out.items())
     return f"no request completed in both arms with a decode token in each ({reasons or 'no requests'})"
 

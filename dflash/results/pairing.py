@@ -60,19 +60,34 @@ class Pairing:
     completed_pairs: Sequence[Pair]  # completed in both arms, one-token outputs included
     left_out: Mapping[str, int]  # why a request is not in `pairs` -> how many
     unlike_prompts: tuple[Unit, ...] = ()  # units whose prompt tokens differ: then nothing is paired
+    baseline_fault: str = ""  # why the other arm is no baseline: then nothing is paired
+
+    @property
+    def is_refused(self) -> bool:
+        return bool(self.unlike_prompts or self.baseline_fault)
+
+
+def refused_pairing(arm: Sequence[RequestRecord], baseline_fault: str) -> Pairing:
+    """Of an arm whose baseline is none.
+
+    Args:
+        baseline_fault: why it is none, after "the baseline".
+    """
+    num_units = len({record.unit for record in arm})
+    return Pairing((), (), {f"the baseline {baseline_fault}": num_units}, baseline_fault=baseline_fault)
 
 
 def pair_units(baseline: Sequence[RequestRecord], arm: Sequence[RequestRecord]) -> Pairing:
     """Pair by prompt, turn and repeat; of a unit that was recorded twice the last record counts.
 
-    Where one unit's prompt digests differ the two arms did not see the same prompts: the whole pairing is
-    refused (`unlike_prompts` is not empty and there are no pairs).
+    Where one unit's prompt digests differ, or its counts of prompt tokens, the two arms did not see the same prompts:
+    the whole pairing is refused (`unlike_prompts` is not empty and there are no pairs).
     """
     first, second = table_of(baseline), table_of(arm)
     rows, other_rows = _rows_by_unit(first, second)  # [units]: the place in each arm, -1: it has no such unit
     in_both = (rows >= 0) & (other_rows >= 0)
     both = Pairs(first.take(rows[in_both]), second.take(other_rows[in_both]))
-    unlike = both.take(_both_known_and_unlike(both, "prompt_digest"))
+    unlike = both.take(_both_known_and_unlike(both, "prompt_digest") | _unlike_prompt_lengths(both))
     if len(unlike):
         units = tuple((record if record is not None else other).unit for record, other in unlike)
         return Pairing((), (), {_UNLIKE: len(rows)}, units)
@@ -100,6 +115,12 @@ def _rows_by_unit(
 def _both_known_and_unlike(pairs: Pairs, field: str) -> Mask:
     first, second = pairs.baseline.texts(field), pairs.arm.texts(field)
     unlike: Mask = (first != None) & (second != None) & (first != second)  # noqa: E711 - of each element
+    return unlike
+
+
+def _unlike_prompt_lengths(pairs: Pairs) -> Mask:
+    first, second = (arm.integers("num_prompt_tokens") for arm in (pairs.baseline, pairs.arm))
+    unlike: Mask = first.known & second.known & (first.values != second.values)
     return unlike
 
 

@@ -191,14 +191,14 @@ def own_total(records: Sequence[RequestRecord], name: str) -> int | None:
 
 def cached_prompt_share(records: Sequence[RequestRecord]) -> float | None:
     """sum(cached prompt tokens) / sum(prompt tokens) over completed requests; None where an engine does not tell it
-    of every one of them.
+    of every one of them, or tells of more than the prompt holds.
     """
     requests = table_of(records)
     cached, prompt = (
         requests.integers(name).take(requests.completed)
         for name in ("num_cached_tokens", "num_prompt_tokens")
     )
-    if not len(prompt) or not (cached.known & prompt.known).all():
+    if not len(prompt) or not (cached.known & prompt.known & (cached.values <= prompt.values)).all():
         return None
     return cached.total() / prompt.total() if prompt.total() else None
 

@@ -31,6 +31,7 @@ from dflash.results.measured import Measured
 from dflash.results.missing_numbers import why_no_agreement, why_no_speed, why_no_speedup, why_no_task_score
 from dflash.results.output_comparison import Comparison, SavedOutputs, compare_outputs
 from dflash.results.paired_metrics import Pairing, pair_units
+from dflash.results.pairing import refused_pairing
 from dflash.results.records import RunInfo
 from dflash.results.repeats import between_repeats
 from dflash.results.run_facts import read_facts, read_saved_outputs
@@ -41,7 +42,7 @@ from dflash.results.verify import check_cell
 from dflash.results.verify_loads import check_loads
 from dflash.results.verify_pair import check_pair, check_runs
 from dflash.results.verify_scores import check_pair_scores, check_scores
-from dflash.results.verify_server import check_load
+from dflash.results.verify_server import baseline_fault, check_load
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class _Summariser:
         if baseline is not None and baseline.run != placed.run:
             outcomes = {**self.facts[baseline.run].outcomes, **outcomes}
         records = compared.arm
-        pairing = None if baseline is None else pair_units(compared.baseline, records)
+        pairing = None if baseline is None else self._pair(baseline, compared)
         pooled = pooled_arm_metrics(records, outcomes) | pooled_pair_metrics(cell, pairing)
         (known,) = intervals_of([pooled])
         values = arm_metrics(cell, records, outcomes, known) | load_metrics(cell, records, load)
@@ -180,6 +181,10 @@ class _Summariser:
             run_name=self.infos[placed.run].name if cell.arm.name in self.shared_arms else "",
             baseline_run=placed.run if baseline is None else baseline.run,
         )
+
+    def _pair(self, baseline: PlacedCell, compared: Comparison) -> Pairing:
+        fault = baseline_fault(self.facts[baseline.run].arrivals[baseline.cell.cell_id])
+        return refused_pairing(compared.arm, fault) if fault else pair_units(compared.baseline, compared.arm)
 
     def _why_no_speedup(
         self, placed: PlacedCell, baseline: PlacedCell | None, pairing: Pairing | None

@@ -17,6 +17,7 @@ from dflash.results.finding import cell_end, listed, of, plural, requests_of
 from dflash.results.identities import (
     acceptance_checks,
     broken,
+    cache_checks,
     check_issued,
     histogram_checks,
     stamps_checks,
@@ -42,6 +43,7 @@ def check_cell(cell: Cell, records: Sequence[RequestRecord]) -> tuple[Finding, .
         broken(requests, "tokens_do_not_add_up", tokens_checks(cell, requests)),
         broken(requests, "histogram_does_not_add_up", histogram_checks(cell, requests)),
         broken(requests, "acceptance_out_of_range", acceptance_checks(cell, requests)),
+        broken(requests, "cached_out_of_range", cache_checks(requests)),
         broken(requests, "stamps_out_of_order", stamps_checks(requests)) if cell.is_timed else None,
         _repeated_units(requests),
         _cell_status(cell, requests),

@@ -48,6 +48,9 @@ def check_pair(
     """
     if pairing.unlike_prompts:
         return (_unlike_prompts(pairing),)
+    if pairing.baseline_fault:
+        sentence = f"Comparison refused: the baseline {pairing.baseline_fault}."
+        return (Finding("no_baseline", "error", sentence),)
     if known is None:
         pooled = [paired_metrics.pooled_speedup(pairing), paired_metrics.pooled_e2el_speedup(pairing)]
         known = dict(zip(("speedup", "e2el_speedup"), intervals(pooled), strict=True))
@@ -85,7 +88,7 @@ def check_runs(placed: PlacedCell, baseline: PlacedCell, infos: Sequence[RunInfo
 def _unlike_prompts(pairing: Pairing) -> Finding:
     prompt_id, turn, _ = pairing.unlike_prompts[0]
     sentence = (
-        f"Comparison refused: the two arms did not see the same prompt tokens in "
+        "Comparison refused: the two arms did not see the same prompt tokens in "
         f"{len(pairing.unlike_prompts)} "
         f"{'request' if len(pairing.unlike_prompts) == 1 else 'requests'}, first in {prompt_id}"
         f"{f' (turn {turn})' if turn else ''}."

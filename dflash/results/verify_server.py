@@ -19,6 +19,8 @@ from dflash.results.verify import LOW_ACCEPTANCE_LENGTH
 
 MAX_LOOP_LAG_NS = 5_000_000
 MAX_QUEUE_SHARE = 0.05  # of TTFT from due
+MAX_SEVERAL_SHARE = 0.5  # of a baseline's chunks: with more that hold several tokens it is none
+FEW_SEVERAL_SHARE = 0.1  # a server that is a little ahead of its client
 
 
 def check_load(
@@ -33,6 +35,7 @@ def check_load(
     findings: list[Finding | None] = [
         check_throughput(mean, peak, least_peak_tok_s(records)),
         _contradicted_chunks(facts.arrivals, records),
+        _baseline_chunks(cell, facts.arrivals),
         _retried(records),
         _queued(cell, measured),
     ]
@@ -44,9 +47,24 @@ def check_load(
             _cached(measured, facts.counts),
             _low_acceptance(cell, records, facts.counts),
             _never_drafted(cell, records, facts.counts),
+            _other_block_size(cell, records, facts.counts),
             _acceptance_unknown(cell, records, facts.counts),
         ]
     return tuple(finding for finding in findings if finding is not None)
+
+
+def baseline_fault(arrivals: Arrivals) -> str:
+    """Why what is called the baseline is none, after "the baseline"; empty where nothing speaks against it.
+
+    Plain decoding makes one token a step and sends it. A server that is ahead of its client merges some chunks; where
+    most hold several tokens it drafts, or sends the tokens of several steps together and does not say so.
+    """
+    if arrivals.num_several_unexplained <= MAX_SEVERAL_SHARE * arrivals.num_decode_chunks:
+        return ""
+    return (
+        f"sent several tokens in {arrivals.num_several:,} of {arrivals.num_decode_chunks:,} chunks after the first: it "
+        "drafts, or sends the tokens of several steps together"
+    )
 
 
 def check_counters(counts: ServerCounts) -> Finding | None:
@@ -154,8 +172,8 @@ def _loop_lag(counts: ServerCounts) -> Finding | None:
     p99, most = (format_ms(None if lag is None else lag / NS_PER_S) for lag in (p99_ns, most_ns))
     sentence = (
         f"This process read answers late: its event loop woke up to {most} ms late (p99 {p99} ms), more than "
-        f"{format_ms(MAX_LOOP_LAG_NS / NS_PER_S)} ms. Latencies here may be inflated by that: use a lower concurrency or "
-        "a machine with free cores."
+        f"{format_ms(MAX_LOOP_LAG_NS / NS_PER_S)} ms. Latencies here may be inflated by that: use a lower concurrency "
+        "or a machine with free cores."
     )
     return Finding("event_loop_lag", "warning", sentence)
 
@@ -184,6 +202,26 @@ def _contradicted_chunks(arrivals: Arrivals, records: Sequence[RequestRecord]) -
         return None
     sentence = f"In {of(count, num_completed(records))} the chunks hold more tokens than the usage counts."
     return Finding("chunks_do_not_add_up", "error", sentence)
+
+
+def _baseline_chunks(cell: Cell, arrivals: Arrivals) -> Finding | None:
+    if not cell.arm.is_baseline or not cell.on_server:
+        return None
+    fault = baseline_fault(arrivals)
+    if fault:
+        sentence = (
+            f"This is no baseline: it {fault}. Its steps are not known, and nothing is compared with it. Name the arm "
+            "as what it is (--arm NAME=URL), or start its server without a draft and with one step in a chunk."
+        )
+        return Finding("baseline_not_plain", "error", sentence)
+    several, total = arrivals.num_several, arrivals.num_decode_chunks
+    if not FEW_SEVERAL_SHARE * total < several <= MAX_SEVERAL_SHARE * total:
+        return None
+    sentence = (
+        f"The baseline sent several tokens in {several:,} of {total:,} chunks after the first: its server was ahead of "
+        "this client and merged them, or it drafts."
+    )
+    return Finding("baseline_chunks_merged", "warning", sentence)
 
 
 def _retried(records: Sequence[RequestRecord]) -> Finding | None:
@@ -235,6 +273,29 @@ def _never_drafted(cell: Cell, records: Sequence[RequestRecord], counts: ServerC
         return None
     sentence = "Not one step had a draft: this arm decoded plainly, and says nothing about drafting."
     return Finding("never_drafted", "warning", sentence)
+
+
+def _other_block_size(cell: Cell, records: Sequence[RequestRecord], counts: ServerCounts) -> Finding | None:
+    """B as the server tells it, beside what it drafts: a whole block in most requests, and never more."""
+    block = cell.arm.block_size
+    if cell.arm.is_baseline or block is None:
+        return None
+    requests = table_of(records)
+    drafted, steps = (
+        requests.integers(name).where(requests.completed) for name in ("num_draft_tokens", "num_verify_steps")
+    )
+    known = (drafted / steps).numbers().tolist()
+    most, source = max(known, default=None), "answers"
+    if most is None or known.count(most) * 2 < len(known):
+        positions = [len(window.num_accepted_tokens_per_position or ()) for window in counts.known]
+        most, source = max(positions, default=0) or None, "counters"
+    if most is None or most >= block - 1 or most != int(most):
+        return None
+    sentence = (
+        f"B = {block} was read, so {block - 1} draft tokens a step, but the server's {source} show {most:.0f}: figures "
+        f"that depend on B are not to be trusted. Find out which of the two the server was started with."
+    )
+    return Finding("other_block_size", "warning", sentence)
 
 
 def _acceptance_unknown(cell: Cell, records: Sequence[RequestRecord], counts: ServerCounts) -> Finding | None:

@@ -587,7 +587,9 @@ def test_steps_are_unknown_where_the_server_tells_nothing_of_drafts() -> None:
     record = record_of(chunks_of(1, 4), None)
     assert count_decode_steps(record, drafts=True, skips_drafts=False) is None
     assert count_decode_steps(record, drafts=None, skips_drafts=False) is None
-    assert count_decode_steps(record, drafts=False, skips_drafts=False) == 4
+    assert count_decode_steps(record, drafts=False, skips_drafts=False) is None, "its chunks contradict that"
+    plain = record_of(chunks_of(1, 1, 2, 1), None)
+    assert count_decode_steps(plain, drafts=False, skips_drafts=False) == 4
 
 
 # --- windows
@@ -787,3 +789,54 @@ def test_recorded_counters_are_differenced(
         assert found.num_drafts is not None
         per_position = found.num_accepted_tokens_per_position or ()
         assert sum(chain(per_position)) == found.num_accepted_tokens
+
+
+# --- a server that drafts and does not say so
+
+
+SEVERAL = stream_of([[5], [6, 7, 8], [9, 10, 11], [2]])
+OLD_DRAFTS = metrics_text() + (
+    "# TYPE vllm:spec_decode_num_emitted_tokens counter\n"
+    'vllm:spec_decode_num_emitted_tokens_total{engine="0",model_name="m"} 5\n'
+)
+
+
+def test_counters_of_drafts_under_any_name_are_those_of_a_server_that_drafts() -> None:
+    assert describe([MadeUpVllm(metrics=OLD_DRAFTS)]).arms[0].name == "dflash"
+    with pytest.raises(UsageError, match="is not the arm 'baseline'"):
+        describe([MadeUpVllm(metrics=OLD_DRAFTS)], arms=[Arm(BASELINE)])
+
+
+def test_chunks_of_several_tokens_contradict_that_there_are_no_drafts() -> None:
+    with pytest.raises(
+        UsageError, match=r"drafts: it has no counters of drafts, but most chunks.*--arm NAME=URL"
+    ):
+        describe([MadeUpVllm(stream=SEVERAL)])
+    named = describe([MadeUpVllm(stream=SEVERAL)], arms=[Arm(BASELINE)])
+    assert any(
+        "it cannot be seen whether the server drafts (it has no counters" in note for note in named.notes
+    )
+    assert generate(MadeUpVllm(), then=SEVERAL).num_decode_steps is None
+    assert generate(MadeUpVllm(), then=stream_of([[5], [6], [7, 8], [9], [2]])).num_decode_steps == 5
+
+
+def test_a_server_that_sends_several_steps_together_and_says_so_is_believed() -> None:
+    config = {"speculative_config": None, "scheduler_config": {"stream_interval": 3}}
+    server = MadeUpVllm(stream=SEVERAL, server_info={"vllm_config": config})
+    assert describe([server]).arms == (Arm(BASELINE),)
+    assert generate(server, then=SEVERAL).num_decode_steps == 7
+
+
+def test_fields_of_sampling_that_a_server_refuses_are_found_before_the_run() -> None:
+    server = MadeUpVllm()
+    generate(server, sampling=Sampling(0.7))
+    assert all(body["temperature"] == 0.7 for body in server.bodies[:-1])
+    assert all("min_p" in body for body in server.bodies[:-1])
+
+
+def test_an_answer_longer_than_was_asked_for_is_a_failure() -> None:
+    with pytest.raises(RequestError, match="8 output tokens came, at most 2 were asked for") as caught:
+        generate(
+            MadeUpVllm(), replace(REQUEST, max_new_tokens=2), then=stream_of([[5], [6, 7, 8, 9, 1, 3, 2]])
+        )
+    assert caught.value.kind == "wrong_usage"

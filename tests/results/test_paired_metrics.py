@@ -149,3 +149,14 @@ def test_what_was_not_measured_is_none(metric):
     unmeasured = [RequestRecord("c", "p", finish_reason="stop")]
     assert metric(pair_units([], [])) is None
     assert metric(pair_units(unmeasured, unmeasured)) is None
+
+
+def test_prompts_of_unlike_lengths_are_refused_where_their_tokens_are_not_told():
+    untold = {"prompt_digest": None}
+    baseline = [plain_record("b", i, 11, num_prompt_tokens=10, **untold) for i in range(3)]
+    arm = [plain_record("a", i, 11, num_prompt_tokens=300 if i == 1 else 10, **untold) for i in range(3)]
+    pairing = pair_units(baseline, arm)
+    assert pairing.is_refused
+    assert pairing.unlike_prompts == (("quickstart/1", 0, 0),)
+    arm = [replace(record, num_prompt_tokens=None) for record in arm]
+    assert not pair_units(baseline, arm).is_refused

@@ -176,6 +176,7 @@ def test_fault_23_a_warm_prefix_cache_is_marked_wherever_ttft_stands(tmp_path):
     lines = server_lines()
     for place in range(16):
         lines.change(ARM, place, num_cached_tokens=38, num_prompt_tokens=40)
+        lines.change(BASELINE, place, num_prompt_tokens=40)
     run = lines.write(tmp_path / "run")
     summary = summarise_run(run)
     assert summary.cells[1].number("cached_prompt_share") == pytest.approx(0.95)
@@ -302,3 +303,24 @@ def test_a_record_alone_tells_no_speed():
 def test_a_healthy_run_stays_healthy(tmp_path):
     run = made_up_server_run(tmp_path / "run")
     assert all(not item.findings for item in summarise_run(run).cells)
+
+
+def test_nothing_is_compared_with_a_baseline_that_drafts(tmp_path):
+    """A drafting server under the baseline's name, which tells nothing of its drafts: only its chunks show it."""
+    lines = server_lines()
+    for place in range(16):
+        lines.change(BASELINE, place, num_decode_steps=None)
+    sizes = {chunk.prompt_id: chunk for chunk in lines.chunks if chunk.cell_id == ARM}
+    lines.chunks = [
+        replace(sizes[chunk.prompt_id], cell_id=BASELINE) if chunk.cell_id == BASELINE else chunk
+        for chunk in lines.chunks
+    ]
+    run = lines.write(tmp_path / "run")
+    found = summary_of(lines, tmp_path / "other")
+    assert "baseline_not_plain" in {finding.code for finding in found[BASELINE].findings}
+    arm = found[ARM]
+    assert arm.number("speedup") is None
+    assert arm.number("agreement") is None
+    assert "comparison refused: the baseline sent several tokens in" in arm.why_no_speedup
+    assert "no_baseline" in {finding.code for finding in arm.findings}
+    assert "comparison refused" in render_report(run, summarise_run(run))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from dflash.backends import sglang_arms, sglang_server, vllm_arms, vllm_server
@@ -53,6 +54,13 @@ print(json.dumps({
     "num_cpus": num_cpus,
 }))
 """
+_ANSWER: dict[str, type | tuple[type, ...]] = {
+    "is_there": bool,
+    "versions": dict,
+    "options": list,
+    "prefix": str,
+    "num_cpus": (int, NoneType),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +162,14 @@ def _ask(python: str, engine: str) -> dict[str, Any]:
         raise UsageError(f"{python} did not answer in {_PROBE_TIMEOUT_S:.0f} s", mend) from None
     try:
         told: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-        if told.keys() < {"is_there", "versions", "options", "prefix", "num_cpus"}:
-            raise ValueError(told)
-    except (ValueError, IndexError, AttributeError):
+        is_answer = isinstance(told, dict) and all(
+            isinstance(told.get(name), kind) for name, kind in _ANSWER.items()
+        )
+        is_answer = is_answer and all(
+            isinstance(text, str) for text in (*told["versions"].values(), *told["options"])
+        )
+    except (ValueError, IndexError):
+        is_answer = False
+    if not is_answer:
         raise UsageError(f"{python} is no Python that could run an engine", mend) from None
     return told

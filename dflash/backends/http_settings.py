@@ -87,11 +87,12 @@ def parse_base_url(text: str) -> BaseUrl:
         UsageError: it is no http or https address; no password in it is shown.
     """
     text = text.strip()
-    shown = text.split("?")[0].split("#")[0].rpartition("@")[2]  # without credentials
+    shown = text.rpartition("@")[2].split("?")[0].split("#")[0]  # without credentials
     mend = "write it as http://HOST:PORT, an IPv6 address in brackets"
     try:
         parts = urlsplit(text if "://" in text else f"http://{text.removeprefix('//')}")
         host, port = parts.hostname, parts.port
+        (host or "").encode("idna")  # refuses empty parts and those of more than 63 characters
     except ValueError:
         raise UsageError(f"{shown!r} is no server address", mend) from None
     if parts.scheme not in ("http", "https") or not host or re.search(r"[\s\\]", text):

@@ -93,7 +93,23 @@ def test_an_engine_that_is_not_installed_is_named_with_its_extra(tmp_path):
         inspect_engine("sglang", python)
 
 
-@pytest.mark.parametrize("text", ["#!/nowhere\n", "", "#!/bin/sh\necho hello\n", "#!/bin/sh\necho '{}'\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#!/nowhere\n",
+        "",
+        "#!/bin/sh\necho hello\n",
+        "#!/bin/sh\necho '{}'\n",
+        "#!/bin/sh\necho '[1]'\n",
+        """#!/bin/sh\necho '{"is_there": true, "x": 1}'\n""",
+        """#!/bin/sh
+echo '{"is_there": true, "versions": {}, "options": [], "prefix": null, "num_cpus": 2}'\n""",
+        """#!/bin/sh
+echo '{"is_there": true, "versions": {"vllm": 2}, "options": [], "prefix": "/", "num_cpus": 2}'\n""",
+        """#!/bin/sh
+echo '{"is_there": true, "versions": {}, "options": [[]], "prefix": "/", "num_cpus": 2}'\n""",
+    ],
+)
 def test_what_is_no_interpreter_is_refused(tmp_path, text):
     python = tmp_path / "python"
     if text:

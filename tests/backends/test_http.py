@@ -770,6 +770,9 @@ def test_addresses_as_people_write_them(text, url):
         "http://user:hush-hush@host:port",
         "http://user:hush/hush-hush@host",
         "http://us%3Aer:hush-hush@host",
+        "http://user:hush#hush@host:port",
+        "http://..:1",
+        f"http://{'a' * 64}.test",
     ],
 )
 def test_what_is_no_address_is_refused_without_showing_a_secret(text):

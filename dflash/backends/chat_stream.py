@@ -66,8 +66,10 @@ class ChatStreamRecord:
     @property
     def holds_several(self) -> bool:
         """Whether most chunks after the first hold several tokens, as those of a server that drafts; not of one that
-        is a little ahead of its client and merges some."""
-        sizes = (self.chunk_num_tokens or ())[1:]
+        is a little ahead of its client and merges some. Without sizes: whether a chunk holds two on average."""
+        if self.chunk_num_tokens is None:
+            return self.num_output_tokens - 1 > 2 * (len(self.chunk_arrivals_ns) - 1) > 0
+        sizes = self.chunk_num_tokens[1:]
         return 2 * sum(size > 1 for size in sizes) > len(sizes)
 
     @property
@@ -202,7 +204,7 @@ class ChatStreamReader:
             self._prompt_ids = ids_of(self._sglext.get("input_ids")) or self._prompt_ids
             self._whole_ids = ids_of(_only(self._sglext.get("output_ids"))) or self._whole_ids
 
-    def _read_usage(self, usage: object) -> int | None:
+    def _read_usage(self, usage: Any) -> int | None:
         """The output tokens up to and including this chunk, where it says."""
         if usage is None:
             return None
@@ -214,6 +216,10 @@ class ChatStreamReader:
         counted_at_end = None if self._usage is None else self._usage.get("completion_tokens")
         if counted_at_end is not None and total != counted_at_end:
             fault = f"the usage counts {counted_at_end} output tokens at the end, and then {total}"
+            raise RequestError("wrong_usage", fault)
+        before, after = ((told or {}).get("prompt_tokens") for told in (self._usage, usage))
+        if before and after and before != after:
+            fault = f"the usage counts {before} prompt tokens at the end, and then {after}"
             raise RequestError("wrong_usage", fault)
         self._most_counted = total
         return total

@@ -72,7 +72,9 @@ class CountersWindow:
         Raises:
             RequestError: see `HttpClient.fetch` and `parse_metrics`.
         """
-        return parse_metrics(await self._client.get_text(self._path, timeout_s=READ_TIMEOUT_S, retry=False))
+        text = await self._client.get_text(self._path, timeout_s=READ_TIMEOUT_S, retry=False)
+        with self._client.hiding_secrets():
+            return parse_metrics(text)
 
     async def begin(self) -> None:
         """Read the counters, once they stand still: engines publish late. Never raises for their sake."""

@@ -145,13 +145,17 @@ class HttpClient:
 
     async def get_json(self, path: str, *, timeout_s: float | None = None, retry: bool = True) -> Any:
         """As `fetch`, read as JSON."""
-        return (await self.fetch("GET", path, timeout_s=timeout_s, retry=retry)).document()
+        answer = await self.fetch("GET", path, timeout_s=timeout_s, retry=retry)
+        with self.hiding_secrets():
+            return answer.document()
 
     async def post_json(
         self, path: str, body: object, *, timeout_s: float | None = None, retry: bool = True
     ) -> Any:
         """As `fetch`, read as JSON."""
-        return (await self.fetch("POST", path, body, timeout_s=timeout_s, retry=retry)).document()
+        answer = await self.fetch("POST", path, body, timeout_s=timeout_s, retry=retry)
+        with self.hiding_secrets():
+            return answer.document()
 
     async def get_text(self, path: str, *, timeout_s: float | None = None, retry: bool = True) -> str:
         """As `fetch`, read as text."""

@@ -45,7 +45,7 @@ class Arrivals:
     stretches: Mapping[Stretch, StretchArrivals] = field(default_factory=dict)
     num_sized: int = 0  # requests whose every chunk has a known number of tokens
     num_late_tokens: int = 0  # that the usage counts and no chunk held: they came with the end
-    num_decode_chunks: int = 0  # those after the first of their request, sizes known
+    num_decode_chunks: int = 0  # those after the first of their request
     num_several: int = 0  # of them: those that hold several tokens
     num_several_unexplained: int = 0  # of these: those of requests whose decode steps are not known
     num_contradicted: int = 0  # requests whose chunks hold more tokens than their usage counts
@@ -130,15 +130,20 @@ class _Chunks:
         )
         owners = numpy.concatenate([numpy.repeat(rows[sized], num_sizes[sized]), rows[is_late]])
         is_several = ~is_first & (num_tokens > 1)
-        is_explained = self._requests.integers("num_decode_steps").known[owners]
+        has_steps = self._requests.integers("num_decode_steps").known
+        # Without sizes the chunks of a request count as such that hold several where they do so on average.
+        is_unsized = total.known & (num_sizes == 0)
+        holds_two = is_unsized & (total.values - 1 > 2 * num_gaps)
         return Arrivals(
             gaps_ns=gaps_ns,
             stretches=_by_stretch(self._requests, chunks, owners),
             num_sized=int(sized.sum()),
             num_late_tokens=int(late.sum()),
-            num_decode_chunks=int((~is_first).sum()),
-            num_several=int(is_several.sum()),
-            num_several_unexplained=int((is_several & ~is_explained).sum()),
+            num_decode_chunks=int((~is_first).sum() + num_gaps[is_unsized].sum()),
+            num_several=int(is_several.sum() + num_gaps[holds_two].sum()),
+            num_several_unexplained=int(
+                (is_several & ~has_steps[owners]).sum() + num_gaps[holds_two & ~has_steps[rows]].sum()
+            ),
             num_contradicted=int((known & ~sized).sum()),
         )
 

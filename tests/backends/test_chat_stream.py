@@ -537,3 +537,14 @@ def test_only_tokens_and_the_end_bring_an_answer_on():
     assert reader.feed(6, {"choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"name": "f"}}]}}]})
     assert reader.feed(7, content("", finish="stop"))
     assert not reader.feed(8, content("", finish="stop"))
+
+
+def test_prompts_that_grow_at_the_end_are_refused():
+    error = failure(content("a", finish="stop"), last(1), last(1, num_prompt=300))
+    assert "5 prompt tokens at the end, and then 300" in error.fault
+
+
+def test_chunks_that_hold_several_tokens_are_known_by_their_number_where_sizes_are_not_told():
+    chunks = [content("a b c"), content("d e f"), content("g", finish="stop")]
+    assert read(*chunks, last(7)).holds_several
+    assert not read(*chunks, last(4)).holds_several

@@ -106,6 +106,18 @@ def test_a_repeated_key_is_in_no_error(answer):
     assert KEY not in str(failure(answer, api_key=KEY))
 
 
+def test_a_short_key_is_in_no_message_of_a_whole_answer():
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text="no JSON but abc123")
+
+    async def run() -> None:
+        async with served(answer) as url, client_for(url, api_key="abc123") as client:
+            await client.get_json("/v1/models")
+
+    with pytest.raises(RequestError, match=r"no JSON but \[hidden\]"):
+        asyncio.run(run())
+
+
 def test_a_repeated_key_is_in_no_answer():
     _, record = good(
         packets_of(content(f"my key is {KEY}"), content("", "stop"), usage(5), DONE), api_key=KEY

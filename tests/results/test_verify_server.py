@@ -216,6 +216,10 @@ def test_a_baseline_whose_chunks_hold_several_tokens_is_none():
     assert found.severity == "error"
     assert "several tokens in 144 of 240 chunks after the first" in found.sentence
     assert "baseline_not_plain" not in findings(several_at_once(6), ARM)
+    unsized = [(record, replace(chunk, num_tokens=())) for record, chunk in several_at_once(6)]
+    assert findings(unsized, PLAIN)["baseline_not_plain"].severity == "error"
+    unsized = [(record, replace(chunk, num_tokens=())) for record, chunk in several_at_once(3)]
+    assert "baseline_not_plain" not in findings(unsized, PLAIN)
     # a server that says that it sends several steps together, or is a little ahead of its client
     assert "baseline_not_plain" not in findings(several_at_once(6, num_decode_steps=88), PLAIN)
     few = findings(several_at_once(2, num_decode_steps=56), PLAIN)

@@ -183,7 +183,8 @@ class _Summariser:
         )
 
     def _pair(self, baseline: PlacedCell, compared: Comparison) -> Pairing:
-        fault = baseline_fault(self.facts[baseline.run].arrivals[baseline.cell.cell_id])
+        load = self.facts[baseline.run].of_load(baseline.cell)
+        fault = baseline_fault(baseline.cell, compared.baseline, load)
         return refused_pairing(compared.arm, fault) if fault else pair_units(compared.baseline, compared.arm)
 
     def _why_no_speedup(

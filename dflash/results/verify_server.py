@@ -35,7 +35,7 @@ def check_load(
     findings: list[Finding | None] = [
         check_throughput(mean, peak, least_peak_tok_s(records)),
         _contradicted_chunks(facts.arrivals, records),
-        _baseline_chunks(cell, facts.arrivals),
+        _baseline_not_plain(cell, records, facts),
         _retried(records),
         _queued(cell, measured),
     ]
@@ -53,12 +53,23 @@ def check_load(
     return tuple(finding for finding in findings if finding is not None)
 
 
-def baseline_fault(arrivals: Arrivals) -> str:
+def baseline_fault(cell: Cell, records: Sequence[RequestRecord], facts: LoadFacts) -> str:
     """Why what is called the baseline is none, after "the baseline"; empty where nothing speaks against it.
 
     Plain decoding makes one token a step and sends it. A server that is ahead of its client merges some chunks; where
     most hold several tokens it drafts, or sends the tokens of several steps together and does not say so.
     """
+    if not cell.on_server or not cell.arm.is_baseline:
+        return ""
+    requests = table_of(records)
+    drafts = {
+        "says": requests.integers("num_verify_steps").where(requests.completed).total(),
+        "counts": None if facts.counts is None else facts.counts.total("num_drafts"),
+    }
+    for verb, number in drafts.items():
+        if number:
+            return f"{verb} {plural(number, 'step')} with a draft: it drafts"
+    arrivals = facts.arrivals
     if arrivals.num_several_unexplained <= MAX_SEVERAL_SHARE * arrivals.num_decode_chunks:
         return ""
     return (
@@ -204,17 +215,17 @@ def _contradicted_chunks(arrivals: Arrivals, records: Sequence[RequestRecord]) -
     return Finding("chunks_do_not_add_up", "error", sentence)
 
 
-def _baseline_chunks(cell: Cell, arrivals: Arrivals) -> Finding | None:
-    if not cell.arm.is_baseline or not cell.on_server:
-        return None
-    fault = baseline_fault(arrivals)
+def _baseline_not_plain(cell: Cell, records: Sequence[RequestRecord], facts: LoadFacts) -> Finding | None:
+    fault = baseline_fault(cell, records, facts)
     if fault:
         sentence = (
-            f"This is no baseline: it {fault}. Its steps are not known, and nothing is compared with it. Name the arm "
-            "as what it is (--arm NAME=URL), or start its server without a draft and with one step in a chunk."
+            f"This is no baseline: it {fault}. Nothing is compared with it. Name the arm as what it is "
+            "(--arm NAME=URL), or start its server without a draft and with one step in a chunk."
         )
         return Finding("baseline_not_plain", "error", sentence)
-    several, total = arrivals.num_several, arrivals.num_decode_chunks
+    several, total = facts.arrivals.num_several, facts.arrivals.num_decode_chunks
+    if not cell.arm.is_baseline or not cell.on_server:
+        return None
     if not FEW_SEVERAL_SHARE * total < several <= MAX_SEVERAL_SHARE * total:
         return None
     sentence = (

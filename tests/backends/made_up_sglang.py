@@ -104,7 +104,7 @@ class MadeUpSglang:
             return web.json_response({"error": {"message": "no"}}, status=self.failing)
         if path == "/v1/chat/completions":
             for name in self.refused:
-                if body.get(name):
+                if name in body:
                     text = f"{name} is not supported with streaming on {path}. Please set stream=false."
                     return web.json_response({"message": text, "code": 400}, status=400)
         return web.Response(body=self.streams[path], content_type="text/event-stream")

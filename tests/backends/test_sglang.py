@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 from made_up_sglang import (
     DONE,
+    REFUSED_IN_CHAT_STREAMS,
     MadeUpSglang,
     chat_stream,
     event,
@@ -659,3 +660,23 @@ def test_server_that_is_gone_ends_the_run(shared_folder: Path) -> None:
 
     with pytest.raises(UnavailableError, match="is gone"):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize(("interval", "steps"), [(1, None), (3, 6)])
+def test_chunks_of_several_tokens_are_no_steps_unless_the_server_says_so(
+    shared_folder: Path, interval: int, steps: int | None
+) -> None:
+    server = recorded(shared_folder, "base")
+    server.info = {**(server.info or {}), "stream_interval": interval}
+    stream = chat_stream(["a", "b c d", "e f g"], num_tokens=7, usage_so_far=[1, 4, 7])
+    assert generate(server, then={"/v1/chat/completions": stream}).num_decode_steps == steps
+
+
+def test_a_field_of_sampling_that_is_refused_is_left_out(shared_folder: Path) -> None:
+    server = recorded(shared_folder, "base", refused=(*REFUSED_IN_CHAT_STREAMS, "top_p"))
+    with pytest.raises(UsageError, match="top_p"):  # without it the answer would be sampled otherwise
+        describe(server, sampling=Sampling(0.7))
+    server = recorded(shared_folder, "base", refused=(*REFUSED_IN_CHAT_STREAMS, "min_p"))
+    request = replace(REQUEST, sampling=Sampling(0.7))
+    assert generate(server, request, sampling=Sampling(0.7)).num_output_tokens == 8
+    assert "min_p" not in server.bodies[-1][1]

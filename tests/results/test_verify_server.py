@@ -205,7 +205,8 @@ def several_at_once(share_of_ten, num_decode_steps=None):
     sizes = [1, *([3] * share_of_ten + [1] * (10 - share_of_ten)) * 4]
     pairs = []
     for record, chunk in exchange():
-        record = replace(record, num_output_tokens=sum(sizes), num_decode_steps=num_decode_steps)
+        changes = {"num_output_tokens": sum(sizes), "num_verify_steps": None}
+        record = replace(record, **changes, num_decode_steps=num_decode_steps)
         gaps = (10 * MS,) * (len(sizes) - 1)
         pairs.append((record, replace(chunk, gaps_ns=gaps, num_tokens=tuple(sizes))))
     return pairs
@@ -255,3 +256,11 @@ def test_more_cached_tokens_than_the_prompt_holds_break_an_identity():
     assert "1000 of 10 prompt tokens came from a cache" in found["cached_out_of_range"].sentence
     facts = LoadFacts(counts=count_server(records, [window_of(ARM, 0, records)]))
     assert load_metrics(ARM, records, facts)["cached_prompt_share"] is None
+
+
+def test_a_baseline_that_counts_drafts_is_none():
+    told = told_otherwise(num_decode_steps=102)
+    assert "says 216 steps with a draft" in findings(told, PLAIN)["baseline_not_plain"].sentence
+    silent = told_otherwise(num_verify_steps=None)
+    window = window_of(ARM, 0, [record for record, _ in exchange()])
+    assert "counts 216 steps with a draft" in findings(silent, PLAIN, [window])["baseline_not_plain"].sentence

@@ -74,6 +74,7 @@ class BenchmarkConfig:
     serve: bool = False  # start the engine's own server, one arm after the other
     server_args: tuple[str, ...] = ()  # words for it; after "NAME:" only for that arm
     engine_python: str | None = None  # of the environment that the engine is installed in
+    ready_timeout_s: float | None = None  # for a server that is started; None: 600
     route: str = "chat"
     api_key: str | None = field(default=None, repr=False)
     api_key_variable: str | None = None

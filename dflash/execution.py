@@ -27,7 +27,7 @@ from dflash.ranks import Ranks
 from dflash.recorder import Invocation
 from dflash.results.records import BASELINE, Arm, CellStatus
 from dflash.results.store import INFO_FILE, RunWriter
-from dflash.serving import launch_arm, with_block_size
+from dflash.serving import check_arms, launch_arm, with_block_size
 from dflash.stages import Stage, undescribed
 from dflash.stages import backend_settings as backend_settings
 from dflash.sweep import Sweep
@@ -76,6 +76,9 @@ class Execution:
 
     def run(self) -> Outcome:
         sweep = self._sweep
+        for stage in self._stages:
+            if stage.config.serve:
+                check_arms(stage.config, planned_arms(stage.config))
         name = self._config.run_name
         if (
             self._ranks.is_first

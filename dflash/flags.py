@@ -95,6 +95,13 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             many=True,
         ),
         Flag("engine_python", ("--engine-python",), str, "Python that the engine is installed for", "PATH"),
+        Flag(
+            "ready_timeout_s",
+            ("--ready-timeout-s",),
+            float,
+            "for a server that is started until it is ready (default: 600)",
+            "SECONDS",
+        ),
         Flag("route", ("--route",), str, "how prompts are sent (default: chat)", choices=ROUTES),
         Flag("request_rate", ("--request-rate",), float, "open loop: requests a second", "RATE"),
         Flag("arrivals", ("--arrivals",), str, "of an open loop (default: poisson)", choices=ARRIVALS),

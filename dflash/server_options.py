@@ -143,7 +143,11 @@ def check_servers(config: BenchmarkConfig) -> None:
             "a running server has one block size, and --block-size names several",
             "give the one to check, or let --serve start a server for each",
         )
-    for flag, given in (("--server-arg", config.server_args), ("--engine-python", config.engine_python)):
+    for flag, given in (
+        ("--server-arg", config.server_args),
+        ("--engine-python", config.engine_python),
+        ("--ready-timeout-s", config.ready_timeout_s),
+    ):
         if given and not config.serve:
             raise UsageError(f"{flag} is for servers that dflash starts", "add --serve, or drop it")
     if config.route == "generate" and config.backend != "sglang":
@@ -229,6 +233,7 @@ def _check_no_server(config: BenchmarkConfig) -> None:
         "--serve": config.serve,
         "--server-arg": config.server_args,
         "--engine-python": config.engine_python,
+        "--ready-timeout-s": config.ready_timeout_s,
         "--request-rate": config.request_rate,
         "--slo": config.slo,
         "--api-key": config.api_key,
@@ -254,6 +259,7 @@ def _check_ranges(config: BenchmarkConfig) -> None:
     for flag, value in (
         ("--request-rate", config.request_rate),
         ("--timeout-s", config.timeout_s),
+        ("--ready-timeout-s", config.ready_timeout_s),
         ("--connect-timeout-s", config.connect_timeout_s),
         ("--first-token-timeout-s", config.first_token_timeout_s),
         ("--chunk-timeout-s", config.chunk_timeout_s),

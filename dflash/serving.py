@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from dflash import quickstart
-from dflash.backends import launch_server
+from dflash.backends import check_launches, launch_server
 from dflash.backends.base import RunningServer
 from dflash.config import BenchmarkConfig
 from dflash.draft_config import parse_draft_config
@@ -42,21 +43,45 @@ def launch_arm(
         raise UsageError(
             f"cannot make the folder {folder} ({error.strerror})", "choose another --output-dir"
         ) from error
-    highest = max(config.loads)
     return launch_server(
         config.backend,
         arm,
         log_file=folder / name,
         announce=announce,
-        model=model,
-        draft_model=draft_model,
-        dtype=config.dtype,
-        device=config.device,
-        max_concurrency=OPEN_LOOP_CONCURRENCY if highest == NO_CAP else highest,
-        engine_python=config.engine_python,
-        server_args=config.server_args,
-        trust_remote_code=config.trust_remote_code,
+        ready_timeout_s=config.ready_timeout_s,
+        **_settings(config, model, draft_model),
     )
+
+
+def check_arms(config: BenchmarkConfig, arms: Sequence[Arm]) -> None:
+    """Refuse an arm that could not be started, before another one is measured for hours.
+
+    Raises:
+        UsageError: the settings cannot be honoured, the release is too old, or a draft cannot be read.
+        MissingExtraError: the engine is not installed.
+    """
+    draft_model = config.draft_model
+    if draft_model is None and config.model == quickstart.QUICKSTART:
+        draft_model = str(quickstart.DRAFT_FOLDER)
+    for arm in arms:
+        if arm.name == "dflash" and draft_model is not None and Path(draft_model).expanduser().is_dir():
+            _block_size_of(draft_model)  # whatever block size is asked for
+    asked = [with_block_size(config, arm) for arm in arms]
+    check_launches(config.backend, asked, **_settings(config, str(config.model), draft_model))
+
+
+def _settings(config: BenchmarkConfig, model: str, draft_model: str | None) -> dict[str, Any]:
+    highest = max(config.loads)
+    return {
+        "model": model,
+        "draft_model": draft_model,
+        "dtype": config.dtype,
+        "device": config.device,
+        "max_concurrency": OPEN_LOOP_CONCURRENCY if highest == NO_CAP else highest,
+        "engine_python": config.engine_python,
+        "server_args": config.server_args,
+        "trust_remote_code": config.trust_remote_code,
+    }
 
 
 def with_block_size(config: BenchmarkConfig, arm: Arm) -> Arm:
@@ -69,17 +94,20 @@ def with_block_size(config: BenchmarkConfig, arm: Arm) -> Arm:
         return arm
     if config.model == quickstart.QUICKSTART and config.draft_model is None:
         return replace(arm, block_size=quickstart.DEFAULT_BLOCK_SIZE)
-    draft = str(config.draft_model)
+    return replace(arm, block_size=_block_size_of(str(config.draft_model)))
+
+
+def _block_size_of(draft: str) -> int:
     try:
         content = json.loads(_config_file(draft).read_text(encoding="utf-8"))
-        return replace(arm, block_size=parse_draft_config(content).block_size)
+        return parse_draft_config(content).block_size
     except (
         OSError,
         ValueError,
     ) as error:  # not there, not to be had, no JSON; errors of drafts derive from these
         raise ModelError(
             f"the block size of the draft {draft!r} cannot be read ({type(error).__name__}: {error})",
-            "give it by --block-size",
+            "name a draft that can be read; of one on the model hub --block-size may be given instead",
         ) from error
 
 

@@ -27,7 +27,7 @@ _ENGINE = (
     *("backend", "model", "dtype", "device", "attn_implementation", "trust_remote_code", "reasoning"),
     *("base_url", "baseline_url", "arm_urls", "metrics_urls", "serve", "server_args", "engine_python"),
     *("route", "api_key", "api_key_variable", "headers", "verify_tls", "connect_timeout_s"),
-    *("first_token_timeout_s", "chunk_timeout_s", "timeout_s", "script", "draft_bits"),
+    *("first_token_timeout_s", "chunk_timeout_s", "timeout_s", "ready_timeout_s", "script", "draft_bits"),
 )
 
 

@@ -88,6 +88,7 @@ def test_words_for_servers(
             yield server
 
     monkeypatch.setattr(dflash.execution, "launch_arm", launch)
+    monkeypatch.setattr(dflash.execution, "check_arms", lambda config, arms: None)
     words = [word for words in SERVER_ARGS for word in words]
     assert run(tmp_path, "--serve", "--model", "quickstart", "--block-size", "4", *words) == 0
     assert_hidden(tmp_path, "".join(capfd.readouterr()))

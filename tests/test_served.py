@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -15,13 +16,14 @@ import dflash.execution
 import dflash.load
 import dflash.runner
 import dflash.served
+import dflash.serving
 import dflash.sweep
 from dflash.backends.scenario import Fault, Scenario, ServerSettings
 from dflash.backends.sglang import SglangBackend
 from dflash.backends.simulated_http import simulated_server, simulated_server_thread
 from dflash.backends.vllm import VllmBackend
 from dflash.config import BenchmarkConfig
-from dflash.errors import EXIT_UNAVAILABLE, UnavailableError
+from dflash.errors import EXIT_UNAVAILABLE, UnavailableError, UsageError
 from dflash.execution import Outcome, backend_settings
 from dflash.load import Load
 from dflash.results.records import Arm, RequestRecord
@@ -309,13 +311,21 @@ class TestServe:
 
         self.failing: tuple[str, ...] = ()
         monkeypatch.setattr(dflash.execution, "launch_arm", launch)
+        monkeypatch.setattr(dflash.execution, "check_arms", lambda config, arms: None)
         return arms
 
     def serve(self, folder: Path, **settings: Any) -> Outcome:
         values: dict[str, Any] = {"block_sizes": (4,), "run_name": "run", "num_warmup": 0, **settings}
         return execute(
             BenchmarkConfig(
-                backend="vllm", serve=True, model="quickstart", output_dir=folder, quiet=True, **values
+                **{
+                    "backend": "vllm",
+                    "serve": True,
+                    "model": "quickstart",
+                    "output_dir": folder,
+                    "quiet": True,
+                }
+                | values
             )
         )
 
@@ -430,4 +440,39 @@ class TestServe:
         self.failing = ("baseline", "dflash")
         with pytest.raises(UnavailableError, match="the server of baseline ended"):
             self.serve(tmp_path)
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize(
+        ("version", "settings", "fault"),
+        [
+            ("0.19.0", {}, "vLLM 0.19.0 of .* cannot draft with DFlash as published"),
+            ("0.23.0", {"model": "m", "draft_model": "DRAFT"}, "the draft .* cannot be read"),
+            (
+                "0.23.0",
+                {"model": "m", "draft_model": "DRAFT", "block_sizes": ()},
+                "the draft .* cannot be read",
+            ),
+            ("0.23.0", {"server_args": ("--port=1",)}, "--server-arg --port cannot be given"),
+            ("0.23.0", {"server_args": ("dflash:--port=1",)}, "--server-arg --port cannot be given"),
+        ],
+    )
+    def test_an_arm_that_cannot_be_started_is_refused_before_the_first_is(
+        self,
+        tmp_path: Path,
+        launched: list[str],
+        monkeypatch: pytest.MonkeyPatch,
+        version: str,
+        settings: dict[str, Any],
+        fault: str,
+    ) -> None:
+        monkeypatch.setattr(dflash.execution, "check_arms", dflash.serving.check_arms)
+        python = tmp_path / "python"
+        told = {"is_there": True, "versions": {"vllm": version}, "options": [], "prefix": "/", "num_cpus": 2}
+        python.write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n")
+        python.chmod(0o755)
+        if "draft_model" in settings:
+            settings = settings | {"draft_model": str(tmp_path)}
+        with pytest.raises(UsageError, match=fault):
+            self.serve(tmp_path, engine_python=str(python), **settings)
+        assert launched == []
         assert not (tmp_path / "run").exists()

@@ -9,10 +9,11 @@ from dflash.backends.base import Backend, BackendSettings, RunningServer
 from dflash.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from dflash.backends.launch_commands import LaunchCommand
     from dflash.results.records import Arm
 
 # name -> (module, class, extra that installs what it needs)
@@ -49,22 +50,46 @@ def create_backend(name: str, settings: BackendSettings) -> Backend:
 
 
 def launch_server(
-    engine: str, arm: Arm, *, log_file: Path, announce: Callable[[str], None], **settings: Any
+    engine: str,
+    arm: Arm,
+    *,
+    log_file: Path,
+    announce: Callable[[str], None],
+    ready_timeout_s: float | None = None,
+    **settings: Any,
 ) -> AbstractAsyncContextManager[RunningServer]:
     """The engine's own server for one arm, which lives as long as the `async with` block that it is entered by.
 
     Args:
+        ready_timeout_s: from the start until it must be ready; None: `server.READY_TIMEOUT_S`.
         settings: fields of `launch_commands.LaunchSettings`.
 
     Raises:
         UsageError: what cannot be honoured, an engine that is too old among it.
         MissingExtraError: the engine is not installed.
     """
+    from dflash.backends.server import READY_TIMEOUT_S, LaunchedServer
+
+    (command,) = _launch_commands(engine, [arm], settings)
+    return LaunchedServer(
+        command, log_file=log_file, announce=announce, ready_timeout_s=ready_timeout_s or READY_TIMEOUT_S
+    )
+
+
+def check_launches(engine: str, arms: Sequence[Arm], **settings: Any) -> None:
+    """Refuse what `launch_server` would refuse of any of the arms; nothing is started.
+
+    Raises:
+        UsageError, MissingExtraError: as there.
+    """
+    _launch_commands(engine, arms, settings)
+
+
+def _launch_commands(engine: str, arms: Sequence[Arm], settings: dict[str, Any]) -> list[LaunchCommand]:
     from dflash.backends.engine_install import check_release, inspect_engine
     from dflash.backends.launch_commands import LaunchSettings, launch_command
-    from dflash.backends.server import LaunchedServer
 
     install = inspect_engine(engine, settings.get("engine_python"))
-    check_release(install, arm)
-    command = launch_command(engine, arm, LaunchSettings(**settings), install)
-    return LaunchedServer(command, log_file=log_file, announce=announce)
+    for arm in arms:
+        check_release(install, arm)
+    return [launch_command(engine, arm, LaunchSettings(**settings), install) for arm in arms]

@@ -204,7 +204,8 @@ class LaunchedServer:
         if self.exit_code is not None:
             end = f"{describe_exit(self.exit_code)} after {waited_s:.0f} s, before it was ready"
         else:
-            end = f"was not ready after {waited_s:.0f} s" if self.is_running else "was lost with its keeper"
+            late = f"was not ready after {waited_s:.0f} s; --ready-timeout-s gives it longer"
+            end = late if self.is_running else "was lost with its keeper"
         return self._unavailable(f"{end}{f' ({cause})' if cause else ''}")
 
     def _unavailable(self, what: str) -> UnavailableError:

@@ -12,13 +12,14 @@ from dflash.arguments import benchmark_command, parse_benchmark_arguments
 from dflash.command_line import (
     STANDARD_OUTPUT,
     check_json_file,
+    error_line,
     exit_code_of,
     report_error,
     run_verb,
     write_json,
 )
 from dflash.config import ARM_NAMES, DEFAULT_DATASET, IN_PROCESS_BACKENDS, BenchmarkConfig
-from dflash.errors import EXIT_DONE
+from dflash.errors import EXIT_DONE, UsageError
 from dflash.server_options import SERVER_BACKENDS
 
 if TYPE_CHECKING:
@@ -55,7 +56,12 @@ def _benchmark(argv: Sequence[str]) -> int:
         exit_code = EXIT_DONE if outcome.error is None else exit_code_of(outcome.error)
         if not outcome.is_first:  # another process of this run reports
             return exit_code
-        _report(config, outcome.run, exit_code)
+        try:
+            _report(config, outcome.run, exit_code)
+        except (OSError, UsageError) as error:  # as a full disk, which is told with what is kept
+            if outcome.error is None:
+                raise
+            print(f"no report: {error_line(error).removeprefix('error: ')}", file=sys.stderr)
         if outcome.error is not None or outcome.cut:
             _report_end(config, outcome)
     return exit_code

@@ -37,6 +37,10 @@ class UsageError(DFlashError, ValueError):
     exit_code = EXIT_USAGE
 
 
+class CannotWriteError(UsageError):
+    """A run's folder takes nothing more: the disk is full, say. What it holds is kept (exit code 2)."""
+
+
 class MissingExtraError(UsageError):
     """A package that this backend needs is not installed (exit code 2)."""
 

@@ -16,7 +16,7 @@ from dflash.backends.base import Backend, BackendDescription, Endpoint
 from dflash.command_line import one_line
 from dflash.config import BenchmarkConfig
 from dflash.environment import fingerprint
-from dflash.errors import UsageError
+from dflash.errors import CannotWriteError, UsageError
 from dflash.interrupts import Interrupts
 from dflash.outcome import Outcome as Outcome
 from dflash.outcome import failure_of
@@ -98,6 +98,10 @@ class Execution:
                 raise
             sweep.interrupt(interrupt)
             sweep.end()
+        except CannotWriteError as full:
+            if not sweep.has_begun:
+                raise
+            sweep.end_unwritten(full)
         finally:
             self._progress.close()
             sweep.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from dflash.code_scoring import execute_code
 from dflash.command_line import one_line
 from dflash.config import BenchmarkConfig
 from dflash.datasets.catalogue import expand_datasets
-from dflash.errors import UsageError
+from dflash.errors import CannotWriteError, UsageError
 from dflash.interleaved import InterleavedRunner
 from dflash.interrupts import Interrupts
 from dflash.line_recorder import LineRecorder
@@ -74,6 +75,7 @@ class Sweep:
         self._failures: dict[str, str] = {}  # reasons by cell: not tried again in this process
         self._complete: set[str] = set()
         self._has_run = self._has_ended = False
+        self._unwritten = ""  # why the folder takes nothing more
         self._folder: Path | None = None  # of the run, on other ranks than the first
         self.writer: RunWriter | None = None
         self.error: BaseException | None = None
@@ -273,6 +275,14 @@ class Sweep:
             recorder.set_status(current, "interrupted", reason)
             recorder.end_cells({"running": "interrupted"}, reason)
 
+    def end_unwritten(self, error: CannotWriteError) -> None:
+        """The folder takes nothing more: the sweep ends, and what is there is kept."""
+        self.error, self.is_ended, self._has_ended = self.error or error, True, True
+        self._unwritten = str(error)
+        if self._run_recorder is not None:
+            with contextlib.suppress(CannotWriteError):  # there may be room for this, or not
+                self._run_recorder.end_cells({"running": "interrupted"}, self._unwritten)
+
     def end(self) -> None:
         """Merge what other processes measured, say how every cell ended, and stamp the segment; once."""
         if self._has_ended:
@@ -343,7 +353,14 @@ class Sweep:
         if self._folder is not None:
             return Run(self._folder, RunInfo(self._folder.name, ""), ())
         assert self.writer is not None
-        return load_run(self.writer.folder)
+        run = load_run(self.writer.folder)
+        if not self._unwritten:
+            return run
+        cells = [
+            replace(cell, status="interrupted", reason=self._unwritten) if cell.status == "running" else cell
+            for cell in run.info.cells
+        ]
+        return replace(run, info=replace(run.info, cells=tuple(cells)))
 
     def _make_runner(
         self, backend: Backend, groups: Sequence[Group], is_launched: bool

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
 
-from dflash.errors import UsageError
+from dflash.errors import CannotWriteError, UsageError
 from dflash.results.atomic_file import write_file
 from dflash.results.line_format import decode_fields, decode_info, decode_line, encode_info, encode_line
 from dflash.results.records import (
@@ -371,7 +371,7 @@ def _torn_note(name: str, number: int, what: str) -> str:
     return f"line {number} of {name} {what}"
 
 
-def _cannot_write(path: Path, error: OSError) -> UsageError:
-    return UsageError(
+def _cannot_write(path: Path, error: OSError) -> CannotWriteError:
+    return CannotWriteError(
         f"cannot write {path} ({error.strerror or error})", "free space, or choose another --output-dir"
     )

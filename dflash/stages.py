@@ -35,7 +35,7 @@ _ENGINE = (
 class Stage:
     """Parts of a sweep that want the same engine."""
 
-    config: BenchmarkConfig  # of the part with the highest load: what the engine is opened with
+    config: BenchmarkConfig  # of the part with the highest load, sampled if one is: what the engine is opened with
     parts: tuple[BenchmarkConfig, ...]
     prompt_sets: tuple[tuple[PromptSet, ...], ...]  # of each part
 
@@ -90,7 +90,7 @@ def make_stages(
     _check_arms(config.all_parts)
     return tuple(
         Stage(
-            max(parts, key=lambda part: max(part.loads)),
+            max(parts, key=lambda part: (max(part.loads), part.temperature)),
             tuple(parts),
             tuple(sets[_values(part, _PROMPTS)] for part in parts),
         )

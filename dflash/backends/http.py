@@ -26,14 +26,14 @@ from dflash.backends.http_answer import (
     HttpAnswer,
     StreamResult,
     check_stream,
-    drain,
     read_at_most,
     read_whole,
     retry_after_s,
 )
-from dflash.backends.http_secrets import Secrets, secrets_of
+from dflash.backends.http_secrets import Secrets
 from dflash.backends.http_settings import HttpSettings, authorization, proxy_for
 from dflash.backends.sse import DONE, SseParser, read_document, server_message
+from dflash.backends.stream_ends import StreamEnds
 from dflash.errors import RequestError
 
 READ_BUFFER_BYTES = 4 * 1024 * 1024  # above this the client would hold the server back
@@ -61,8 +61,9 @@ class HttpClient:
         self.settings = settings
         self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
+        self._ends = StreamEnds(settings.max_connections)
         self._proxy = proxy_for(settings.base_url) if settings.trust_env else None
-        self.secrets = Secrets(secrets_of(settings, self._proxy))
+        self.secrets = Secrets(settings, self._proxy)
 
     def __repr__(self) -> str:
         return f"HttpClient({self.settings.base_url.url!r})"
@@ -104,15 +105,12 @@ class HttpClient:
             except BaseException:
                 response.close()  # at once: a server that is not listened to stops generating
                 raise
-        # What follows [DONE] is no part of the answer: no limit of the request holds for it.
+        # What follows [DONE] is no part of the answer: no limit of the request holds for it, and nobody waits for it.
         ended_ns = time.perf_counter_ns()
-        try:
-            if done:
-                await drain(response)
-        except BaseException:
-            response.close()
-            raise
-        response.release()
+        if done:
+            await self._ends.add(response)
+        else:
+            response.release()
         return StreamResult(sent_ns, attempt_sent_ns, ended_ns, num_retries, num_events, done)
 
     async def fetch(
@@ -164,6 +162,7 @@ class HttpClient:
     async def aclose(self) -> None:
         """Close all connections; safe to call twice."""
         session, self._session = self._session, None
+        await self._ends.aclose()
         if session is not None:
             await session.close()
 
@@ -176,7 +175,8 @@ class HttpClient:
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             settings = self.settings
-            limit = settings.max_connections + SPARE_CONNECTIONS if settings.max_connections else 0
+            # the next request does not wait for the last one's connection
+            limit = 2 * settings.max_connections + SPARE_CONNECTIONS if settings.max_connections else 0
             headers = {"User-Agent": "dflash", **settings.headers}
             if value := authorization(settings):
                 headers["Authorization"] = value

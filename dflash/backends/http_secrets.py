@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable
 from urllib.parse import quote, urlsplit
 
 from dflash.backends.http_settings import HttpSettings, authorization
+from dflash.command_secrets import is_secret_name
 
 MIN_SECRET_CHARS = 6  # of a header's value: shorter ones, as in `X-Mode: fast`, are words
-# In whole bodies only what no engine says by itself is searched: with `--api-key vllm` the counters have other names.
+# In bodies only what no engine says by itself is looked for: with `--api-key vllm` the counters had other names, with
+# `--header "X-Model: NAME"` the model. So it must be long, and be called a secret.
 MIN_CHARS_IN_BODIES = 8
 HIDDEN = "[hidden]"
 
@@ -24,17 +25,26 @@ class Secrets:
     """What must be in no message, note or record.
 
     Args:
-        secrets: the longest first.
+        proxy: its address, with the credentials for it.
     """
 
-    def __init__(self, secrets: Iterable[str]) -> None:
-        self._secrets = tuple(secrets)
-        long = [secret for secret in self._secrets if len(secret) >= MIN_CHARS_IN_BODIES]
-        self._in_bodies = tuple(dict.fromkeys(form for secret in long for form in _forms(secret)))
+    def __init__(self, settings: HttpSettings, proxy: str | None) -> None:
+        base, sent = settings.base_url, (authorization(settings) or "").rpartition(" ")[2]
+        keys = {settings.api_key, base.password or base.user, sent, urlsplit(proxy or "").password}
+        values: set[str] = set()
+        for name, value in settings.headers.items():
+            parts = {part for part in (value, *value.split()) if len(part) >= MIN_SECRET_CHARS}
+            values |= parts
+            if is_secret_name(name) or name.lower() == "cookie":
+                keys |= parts
+        found = {key for key in keys if key}
+        self._in_messages = sorted(found | values, key=len, reverse=True)  # one may be part of another
+        long = [key for key in sorted(found, key=len, reverse=True) if len(key) >= MIN_CHARS_IN_BODIES]
+        self._in_bodies = tuple(dict.fromkeys(form for key in long for form in _forms(key)))
 
     def hide(self, text: str) -> str:
         """A message without them, also where one is cut off at the message's end."""
-        for secret in self._secrets:
+        for secret in self._in_messages:
             text = text.replace(secret, HIDDEN)
             for length in range(len(secret) - 1, MIN_SECRET_CHARS - 1, -1):
                 text = text.removesuffix(secret[:length] + "…")
@@ -50,15 +60,6 @@ class Secrets:
     def hide_in_text(self, text: str) -> str:
         """The same of an answer whose pieces came one by one."""
         return self.hide_in_bytes(text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
-
-
-def secrets_of(settings: HttpSettings, proxy: str | None) -> tuple[str, ...]:
-    """What must be in no message, the longest first."""
-    base, sent = settings.base_url, (authorization(settings) or "").rpartition(" ")[2]
-    found = {settings.api_key, base.password or base.user, sent, urlsplit(proxy or "").password}
-    for value in settings.headers.values():
-        found |= {part for part in (value, *value.split()) if len(part) >= MIN_SECRET_CHARS}
-    return tuple(sorted((secret for secret in found if secret), key=len, reverse=True))
 
 
 def _forms(secret: str) -> tuple[bytes, ...]:

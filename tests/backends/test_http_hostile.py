@@ -198,3 +198,10 @@ def test_a_server_that_is_there_is_not_said_to_be_missing(kind):
     missing = open_error(RequestError("connection_refused", "what happened"), "http://s:1", "start it so")
     assert "no server answers" in str(missing)
     assert not isinstance(missing, UsageError)
+
+
+def test_what_a_header_only_names_is_left_in_answers():
+    """A gateway that is told the model's name by a header: the model is called so."""
+    handler = packets_of(content("I am Qwen3-8B"), content("", "stop"), usage(5), DONE)
+    _, record = good(handler, headers={"X-Model": "Qwen3-8B", "X-Api-Key": KEY})
+    assert record.text == "I am Qwen3-8B"

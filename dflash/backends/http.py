@@ -30,7 +30,7 @@ from dflash.backends.http_answer import (
     read_whole,
     retry_after_s,
 )
-from dflash.backends.http_secrets import Secrets, secrets_of
+from dflash.backends.http_secrets import Secrets
 from dflash.backends.http_settings import HttpSettings, authorization, proxy_for
 from dflash.backends.sse import DONE, SseParser, read_document, server_message
 from dflash.backends.stream_ends import StreamEnds
@@ -63,7 +63,7 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
         self._ends = StreamEnds(settings.max_connections)
         self._proxy = proxy_for(settings.base_url) if settings.trust_env else None
-        self.secrets = Secrets(secrets_of(settings, self._proxy))
+        self.secrets = Secrets(settings, self._proxy)
 
     def __repr__(self) -> str:
         return f"HttpClient({self.settings.base_url.url!r})"

@@ -33,6 +33,7 @@ KEEPER = Path(__file__).with_name("server_keeper.py")
 READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0  # between SIGTERM and SIGKILL; engines take about 4 s
 ANNOUNCE_EVERY_S = 10.0
+ANNOUNCE_END_S = 2.0  # after which it is said that the end of a server is waited for
 ASK_TIMEOUT_S = 5.0
 KEEPER_START_S = 30.0
 KEEPER_END_S = 15.0  # beside the waiting that it is asked for
@@ -67,6 +68,7 @@ class LaunchedServer:
         ready_timeout_s: float = READY_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
         announce_every_s: float = ANNOUNCE_EVERY_S,
+        announce_end_s: float = ANNOUNCE_END_S,
     ) -> None:
         self.command = command  # with the port, once the server is started
         self.log_file = log_file
@@ -76,6 +78,7 @@ class LaunchedServer:
         self._ready_timeout_s = ready_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._announce_every_s = announce_every_s
+        self._announce_end_s = announce_end_s
         self._log_start = 0
         self._keeper: subprocess.Popen[bytes] | None = None
         self._unread = b""
@@ -244,8 +247,16 @@ class LaunchedServer:
         assert keeper.stdin is not None
         with suppress(OSError):
             keeper.stdin.close()  # from here on the keeper ends the server, with or without this process
-        give_up = time.monotonic() + self._stop_timeout_s + KEEPER_END_S
+        began = time.monotonic()
+        give_up = began + self._stop_timeout_s + KEEPER_END_S
+        is_told = False
         while keeper.poll() is None and time.monotonic() < give_up:
+            if not is_told and time.monotonic() - began > self._announce_end_s:
+                is_told = True
+                self._announce(
+                    f"waiting for the {self.command.title} to end: it was sent SIGTERM, and is killed after "
+                    f"{self._stop_timeout_s:.0f} s"
+                )
             try:
                 await asyncio.sleep(POLL_S)
             except asyncio.CancelledError as error:

@@ -209,6 +209,12 @@ def test_a_server_deaf_to_sigterm_is_killed_with_its_helpers(launch, pids):
     assert not server.is_running
 
 
+def test_the_end_of_a_server_that_is_waited_for_is_told_once(launch, said):
+    asyncio.run(start(launch("deaf", stop_timeout_s=0.3, announce_end_s=0)))
+    assert len([line for line in said if line.startswith("waiting for the vLLM server")]) == 1
+    assert "it was sent SIGTERM, and is killed after 0 s" in said[-1]
+
+
 @on_linux
 def test_a_helper_that_left_the_group_is_ended_too(launch, pids):
     async def run() -> None:

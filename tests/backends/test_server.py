@@ -210,7 +210,11 @@ def test_a_server_deaf_to_sigterm_is_killed_with_its_helpers(launch, pids):
 
 
 def test_the_end_of_a_server_that_is_waited_for_is_told_once(launch, said):
-    asyncio.run(start(launch("deaf", stop_timeout_s=0.3, announce_end_s=0)))
+    async def run() -> None:
+        async with launch("deaf", stop_timeout_s=0.3, announce_end_s=0):
+            pass
+
+    asyncio.run(run())
     assert len([line for line in said if line.startswith("waiting for the vLLM server")]) == 1
     assert "it was sent SIGTERM, and is killed after 0 s" in said[-1]
 

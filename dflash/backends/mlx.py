@@ -72,6 +72,7 @@ class MLXBackend:
         self._context: int | None = None
         self._stop_token_ids: frozenset[int] = frozenset()
         self._device_before = mx.default_device()
+        self._is_device_set = False
         self._thermal_states: list[str | None] = []
 
     async def open(self, arms: Sequence[Arm]) -> BackendDescription:
@@ -98,7 +99,7 @@ class MLXBackend:
 
     def _use_device(self) -> bool:
         """Compute on the device that is asked for; whether MLX can compile its small kernels there."""
-        name = self._settings.device
+        name, self._is_device_set = self._settings.device, True
         if name is not None:
             if not mx.is_available(DEVICES[name]):
                 raise UsageError(f"device {name!r} is not there: MLX sees no such device", "use --device cpu")
@@ -231,9 +232,10 @@ class MLXBackend:
         return () if note is None else (note,)
 
     async def aclose(self) -> None:
-        if self._target is not None:
+        if self._is_device_set:  # also where opening failed halfway
             mx.set_default_device(self._device_before)
             mx.enable_compile()
+            self._is_device_set = False
         self._target = self._draft = self._tokenizer = None
         mx.clear_cache()
 

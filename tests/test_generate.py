@@ -205,4 +205,5 @@ def test_a_reader_that_has_gone_is_no_error(pair: SimpleNamespace) -> None:
     errors = process.stderr.read()
     process.stderr.close()
     assert process.wait(timeout=120) == 0, errors
-    assert errors == ""
+    (line,) = errors.splitlines()  # what it cost is for another reader
+    assert line.startswith("dflash B=16: 12 tokens")

@@ -27,7 +27,7 @@ from dflash.ranks import Ranks
 from dflash.recorder import Invocation
 from dflash.results.records import BASELINE, Arm, CellStatus
 from dflash.results.store import INFO_FILE, RunWriter
-from dflash.serving import check_arms, launch_arm, with_block_size
+from dflash.serving import as_started, check_arms, launch_arm, with_block_size
 from dflash.stages import Stage, undescribed
 from dflash.stages import backend_settings as backend_settings
 from dflash.sweep import Sweep
@@ -237,6 +237,10 @@ class Execution:
             self._fail(number, arms, error, launched)
             return None
         assert description is not None
+        if launched is not None:
+            config = self._stages[number].config
+            described = tuple(as_started(config, arm) for arm in description.arms)
+            description = replace(description, arms=described)
         self._described[number] = description
         labels = (
             [arm.label for arm in planned_arms(self._stages[number].config)]

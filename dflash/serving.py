@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dflash import quickstart
-from dflash.backends import check_launches, launch_server
+from dflash.backends import check_launches, launch_server, server_words
 from dflash.backends.base import RunningServer
+from dflash.command_secrets import hide_server_args
 from dflash.config import BenchmarkConfig
 from dflash.draft_config import parse_draft_config
 from dflash.errors import ModelError, UsageError
@@ -95,6 +96,16 @@ def with_block_size(config: BenchmarkConfig, arm: Arm) -> Arm:
     if config.model == quickstart.QUICKSTART and config.draft_model is None:
         return replace(arm, block_size=quickstart.DEFAULT_BLOCK_SIZE)
     return replace(arm, block_size=_block_size_of(str(config.draft_model)))
+
+
+def as_started(config: BenchmarkConfig, arm: Arm) -> Arm:
+    """The arm with what its server was started with and does not tell: a run goes on with the same alone."""
+    draft = config.draft_model or (quickstart.QUICKSTART if config.model == quickstart.QUICKSTART else None)
+    return replace(
+        arm,
+        draft=None if arm.is_baseline else arm.draft or draft,
+        server_args=server_words(hide_server_args(config.server_args), arm.name),
+    )
 
 
 def _block_size_of(draft: str) -> int:

@@ -436,6 +436,31 @@ class TestServe:
         assert len(of_arm(run, "dflash")) == 10
         assert len(of_arm(run, "baseline")) == 20
 
+    @pytest.mark.parametrize(
+        "changed",
+        [{"draft_model": "another"}, {"server_args": ("dflash:--seed=3",)}],
+        ids=["draft", "arguments"],
+    )
+    def test_servers_started_otherwise_are_measured_anew(
+        self, tmp_path: Path, launched: list[str], changed: dict[str, Any]
+    ) -> None:
+        first = self.serve(tmp_path, num_prompts=2)
+        assert [cell.arm.draft for cell in first.run.info.cells] == [None, "quickstart"]
+        launched.clear()
+        outcome = self.serve(tmp_path, num_prompts=2, **changed)
+        assert outcome.error is None
+        assert launched == ["dflash B=4", "dflash B=4 stopped"] or launched[:2] == [
+            "baseline",
+            "baseline stopped",
+        ]
+        assert "dflash B=4" in launched
+        now = [cell.arm for cell in outcome.run.info.cells if cell.status == "completed"]
+        drafting = [arm for arm in now if not arm.is_baseline]
+        assert (drafting[-1].draft, drafting[-1].server_args) in (
+            ("another", ()),
+            ("quickstart", ("--seed=3",)),
+        )
+
     def test_nothing_is_left_where_nothing_was_measured(self, tmp_path: Path, launched: list[str]) -> None:
         self.failing = ("baseline", "dflash")
         with pytest.raises(UnavailableError, match="the server of baseline ended"):

@@ -6,7 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dflash.backends.base import Backend, BackendSettings, RunningServer
+from dflash.backends.server_args import server_words
 from dflash.errors import MissingExtraError, UsageError
+
+__all__ = ["BACKENDS", "check_launches", "create_backend", "launch_server", "server_words"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -61,9 +61,7 @@ def check_arms(config: BenchmarkConfig, arms: Sequence[Arm]) -> None:
         UsageError: the settings cannot be honoured, the release is too old, or a draft cannot be read.
         MissingExtraError: the engine is not installed.
     """
-    draft_model = config.draft_model
-    if draft_model is None and config.model == quickstart.QUICKSTART:
-        draft_model = str(quickstart.DRAFT_FOLDER)
+    draft_model = _draft_of(config)
     for arm in arms:
         if arm.name == "dflash" and draft_model is not None and Path(draft_model).expanduser().is_dir():
             _block_size_of(draft_model)  # whatever block size is asked for
@@ -134,7 +132,14 @@ def _config_file(draft: str) -> Path:
 def _models(config: BenchmarkConfig) -> tuple[str, str | None]:
     """Target and draft as an engine takes them: the quickstart pair by its folders."""
     if config.model != quickstart.QUICKSTART:
-        return str(config.model), config.draft_model
+        return str(config.model), _draft_of(config)
     from dflash.quickstart.target import ensure_target
 
-    return str(ensure_target()), config.draft_model or str(quickstart.DRAFT_FOLDER)
+    return str(ensure_target()), _draft_of(config)
+
+
+def _draft_of(config: BenchmarkConfig) -> str | None:
+    """The draft that was named, else that of the quickstart target, by its folder."""
+    if config.draft_model is None and config.model == quickstart.QUICKSTART:
+        return str(quickstart.DRAFT_FOLDER)
+    return config.draft_model

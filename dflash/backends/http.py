@@ -296,7 +296,8 @@ class HttpClient:
                 for event in parser.feed(packet, arrival_ns):
                     if event.data == DONE:
                         return num_events, True
-                    document = read_document(event._replace(data=self.secrets.hide_in_bytes(event.data)))
+                    data = self.secrets.hide_in_bytes(event.data)
+                    document = read_document(event if data is event.data else event._replace(data=data))
                     if document is not None:
                         num_events += 1
                         is_brought_on = consume(event.arrival_ns, document) or is_brought_on

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_certificate import self_signed_context
 
 from dflash.backends import arrival_stamps
 from dflash.backends.arrival_stamps import StampedConnections, StampedSocket, has_kernel_stamps
@@ -85,25 +84,7 @@ def test_what_came_while_the_loop_stood_still_has_its_own_time() -> None:
 
 @kernel_stamps
 def test_under_tls_too(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    try:
-        subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no openssl to make a certificate with")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
+    context = self_signed_context(tmp_path)
     late = Late()
     with serving(late, lambda connection: context.wrap_socket(connection, server_side=True)) as port:
         stamps, went_on_ns = read_late(f"https://127.0.0.1:{port}", late, verify_tls=False)

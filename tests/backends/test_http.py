@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import ssl
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from own_certificate import self_signed_context
 
 from dflash.backends.base import RequestTimeouts
 from dflash.backends.chat_stream import ChatStreamReader, ChatStreamRecord
@@ -929,25 +929,7 @@ def test_this_machine(host, is_this):
 
 
 def test_tls_is_verified_unless_turned_off(tmp_path):
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    try:
-        subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no openssl to make a certificate with")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
+    context = self_signed_context(tmp_path)
 
     async def run() -> tuple[str, str]:
         async with served(stream_of(*GOOD), context) as url:

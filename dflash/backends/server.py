@@ -1,7 +1,8 @@
 """Starting an engine's own server, waiting until it is ready, and stopping all of it, whatever happens to this process.
 
 The server runs below a keeper (`server_keeper.py`), in a session of its own, so that Ctrl-C in a terminal reaches only
-this process. The keeper ends every process of the server when this process says so, and also when it is gone.
+this process. The keeper ends every process of the server when this process says so, and also when it is gone; a guard
+does the same when the keeper is gone.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class LaunchedServer:
         self._refusal: str | None = None
         self._exit_code: int | None = None
         self._num_left: int | None = None
+        self._is_lost = False  # keeper or guard was killed, and the server is ended therefore
+        self._is_silent = False  # keeper and guard have both ended
 
     @property
     def url(self) -> str:
@@ -94,7 +97,7 @@ class LaunchedServer:
     def is_running(self) -> bool:
         """Whether the server is there at this moment."""
         lives = self._keeper is not None and self._keeper.poll() is None
-        return lives and self.pid is not None and self.exit_code is None
+        return lives and self.pid is not None and self.exit_code is None and not self._is_lost
 
     @property
     def exit_code(self) -> int | None:
@@ -222,7 +225,9 @@ class LaunchedServer:
         """Take in what the keeper has said."""
         if self._keeper is None or self._keeper.stdout is None or self._keeper.stdout.closed:
             return
-        self._unread += self._keeper.stdout.read() or b""
+        read = self._keeper.stdout.read()  # None: nothing new
+        self._is_silent = self._is_silent or read == b""
+        self._unread += read or b""
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             what, _, value = line.decode(errors="replace").partition(" ")
@@ -232,6 +237,8 @@ class LaunchedServer:
                 self._refusal = value
             elif what == "ended":
                 self._exit_code = int(value)
+            elif what == "lost":
+                self._is_lost = True
             elif what == "left":
                 self._num_left = int(value)
 
@@ -250,7 +257,7 @@ class LaunchedServer:
         began = time.monotonic()
         give_up = began + self._stop_timeout_s + KEEPER_END_S
         is_told = False
-        while keeper.poll() is None and time.monotonic() < give_up:
+        while not self._has_ended(keeper) and time.monotonic() < give_up:
             if not is_told and time.monotonic() - began > self._announce_end_s:
                 is_told = True
                 self._announce(
@@ -269,8 +276,13 @@ class LaunchedServer:
             raise cancelled
         return fault
 
+    def _has_ended(self, keeper: subprocess.Popen[bytes]) -> bool:
+        """Whether both have: should one be killed, the other may still be ending the server."""
+        self._read_keeper()
+        return keeper.poll() is not None and self._is_silent
+
     def _end_without_keeper(self, keeper: subprocess.Popen[bytes]) -> UnavailableError | None:
-        """What is left to do where the keeper was killed, or could not end everything."""
+        """What is left to do where keeper and guard were killed, or could not end everything."""
         if keeper.poll() is None:
             keeper.kill()
             keeper.wait()

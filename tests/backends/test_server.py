@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -393,16 +394,68 @@ def group_of(group: int) -> list[int]:
     return [pid for pid in numbers if is_alive(pid) and os.getpgid(pid) == group]
 
 
+def children_of(parent: int) -> list[int]:
+    """Linux only."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def guard_and_keeper(owner: int) -> list[int]:
+    (guard,) = children_of(owner)
+    (keeper,) = children_of(guard)
+    return [guard, keeper]
+
+
 @on_linux
-def test_a_server_does_not_outlive_a_killed_keeper(launch, pids):
+@pytest.mark.parametrize("killed", ["guard", "keeper"])
+def test_a_server_is_ended_by_the_guard_or_the_keeper_when_the_other_is_killed(launch, pids, killed):
     async def run() -> None:
-        async with launch("helpers") as server:
+        async with launch("deaf", "helpers", "escaped", stop_timeout_s=0.2) as server:
+            await asyncio.to_thread(wait_until, lambda: len(left(pids)) == 4)
+            guard, (keeper,) = server._keeper.pid, children_of(server._keeper.pid)
+            os.kill({"guard": guard, "keeper": keeper}[killed], signal.SIGKILL)
+            await asyncio.to_thread(wait_until, lambda: not server.is_running)
+
+    asyncio.run(run())  # leaving the block waits until nothing is left, and has nothing to complain of
+    assert left(pids) == []
+
+
+@on_linux
+@pytest.mark.parametrize("survivor", [0, 1])
+def test_nothing_is_left_when_the_owner_is_killed_with_the_keeper_or_the_guard(pids, survivor):
+    owner = start_owner(pids, "deaf", "helpers", "escaped")
+    wait_until(lambda: len(left(pids)) == 4)
+    both = guard_and_keeper(owner.pid)
+    spared = both.pop(survivor)
+    for pid in (owner.pid, *both):
+        os.kill(pid, signal.SIGKILL)
+    owner.wait()
+    wait_until(lambda: left(pids) == [])
+    wait_until(lambda: not is_alive(spared))
+
+
+@on_linux
+def test_a_server_is_told_to_end_when_owner_guard_and_keeper_are_killed_at_once(pids):
+    owner = start_owner(pids)
+    wait_until(lambda: len(left(pids)) == 1)
+    for pid in (owner.pid, *guard_and_keeper(owner.pid)):
+        os.kill(pid, signal.SIGKILL)
+    owner.wait()
+    wait_until(lambda: left(pids) == [])
+
+
+@on_linux
+def test_a_server_whose_guard_and_keeper_are_killed_is_killed_and_told(launch, pids):
+    async def run() -> None:
+        async with launch("deaf", "helpers") as server:
             await asyncio.to_thread(wait_until, lambda: len(left(pids)) == 3)
-            keeper = server._keeper
-            assert keeper is not None
-            keeper.kill()
-            await asyncio.to_thread(wait_until, lambda: not is_alive(server.pid))
-            assert not server.is_running
+            for pid in (server._keeper.pid, *children_of(server._keeper.pid)):
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.to_thread(wait_until, lambda: not server.is_running)
 
     with pytest.raises(UnavailableError, match="may not have ended: look for processes of the group"):
         asyncio.run(run())
@@ -410,18 +463,19 @@ def test_a_server_does_not_outlive_a_killed_keeper(launch, pids):
 
 
 @on_linux
-def test_a_server_that_is_lost_before_it_is_ready_is_told(launch, pids):
+@pytest.mark.parametrize("killed", ["guard", "keeper"])
+def test_a_server_that_is_lost_before_it_is_ready_is_told(launch, pids, killed):
     async def run() -> None:
-        server = launch("silent", "helpers")
+        server = launch("silent", "helpers", stop_timeout_s=0.2)
         task = asyncio.create_task(start(server))
         await asyncio.to_thread(wait_until, lambda: len(left(pids)) == 3)
-        assert server._keeper is not None
-        server._keeper.kill()
+        guard, (keeper,) = server._keeper.pid, children_of(server._keeper.pid)
+        os.kill({"guard": guard, "keeper": keeper}[killed], signal.SIGKILL)
         await task
 
     with pytest.raises(UnavailableError, match="was lost with its keeper"):
         asyncio.run(run())
-    wait_until(lambda: left(pids) == [])
+    assert left(pids) == []
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size) if hasattr(socket, "CMSG_SP
 _NS_PER_S = 1_000_000_000
 # An age above this is a wall clock that was set meanwhile: no event loop is as late, and then the reading counts.
 _MAX_AGE_NS = 60 * _NS_PER_S
+# Two readings of a clock are less than a microsecond apart where nothing comes between them.
+_NARROW_BRACKET_NS = 2_000
+_MAX_CLOCK_READINGS = 4
 
 AddressInfo = tuple[int, int, int, str, Any]  # of getaddrinfo: family, type, protocol, name, address
 
@@ -138,7 +141,25 @@ def _arrival_ns(ancillary: Sequence[tuple[int, int, bytes]]) -> int | None:
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(content) == _TIMESPEC.size:
             seconds, nanoseconds = _TIMESPEC.unpack(content)
-            age_ns = time.time_ns() - (seconds * _NS_PER_S + nanoseconds)
-            now_ns = time.perf_counter_ns()
+            now_ns, wall_clock_ns = _both_clocks_ns()
+            age_ns = wall_clock_ns - (seconds * _NS_PER_S + nanoseconds)
             return now_ns - age_ns if 0 <= age_ns <= _MAX_AGE_NS else None
     return None
+
+
+def _both_clocks_ns() -> tuple[int, int]:
+    """One moment by `time.perf_counter_ns` and by the wall clock.
+
+    The process can be interrupted between two readings, on a busy machine for milliseconds, and the stamp would be
+    wrong by as much: the reading is bracketed, and made again where the bracket is wide.
+    """
+    narrowest_ns, now_ns, wall_clock_ns = sys.maxsize, 0, 0
+    for _ in range(_MAX_CLOCK_READINGS):
+        before_ns = time.perf_counter_ns()
+        between_ns = time.time_ns()
+        bracket_ns = time.perf_counter_ns() - before_ns
+        if bracket_ns < narrowest_ns:
+            narrowest_ns, now_ns, wall_clock_ns = bracket_ns, before_ns + bracket_ns // 2, between_ns
+        if bracket_ns <= _NARROW_BRACKET_NS:
+            break
+    return now_ns, wall_clock_ns

@@ -63,6 +63,7 @@ def read_late(url: str, late: Late, **settings: Any) -> tuple[list[int], int]:
         if document["number"] == 1:
             late.send_second.set()
             assert late.second_was_sent.wait(30)  # the event loop stands still
+            time.sleep(0.01)  # and not for so short a time that two readings of a clock could be taken for it
             went_on_ns = time.perf_counter_ns()
         return True
 
@@ -112,6 +113,23 @@ def test_a_wall_clock_that_is_set_meanwhile_moves_no_stamp(
     with serving(late) as port:
         stamps, went_on_ns = read_late(f"http://127.0.0.1:{port}", late)
     assert before_ns < stamps[0] < went_on_ns < stamps[1] < time.perf_counter_ns()
+
+
+@kernel_stamps
+def test_an_interruption_between_two_clocks_is_in_no_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first readings of the wall clock come 5 ms late, as where another process takes the core."""
+    wall_clock, interrupted = time.time_ns, iter([True, True])
+
+    def late_wall_clock() -> int:
+        reading = wall_clock()
+        if next(interrupted, False):
+            time.sleep(0.005)
+        return reading
+
+    offset_ns = time.perf_counter_ns() - wall_clock()
+    monkeypatch.setattr(arrival_stamps.time, "time_ns", late_wall_clock)
+    now_ns, wall_clock_ns = arrival_stamps._both_clocks_ns()
+    assert abs(now_ns - wall_clock_ns - offset_ns) < 1_000_000
 
 
 @kernel_stamps

@@ -152,8 +152,12 @@ def workload_id_of(workload: Workload) -> str:
 
 
 def arm_id_of(arm: Arm) -> str:
-    """The same of every field of the arm."""
-    return short_digest(asdict(arm))
+    """The same of every field of the arm, but of a server's address only where there is one: ids that were given
+    before arms had it stay."""
+    values = asdict(arm)
+    if arm.server is None:
+        del values["server"]
+    return short_digest(values)
 
 
 def cell_id_of(workload_id: str, arm_id: str, backend: str, environment: Mapping[str, Any]) -> str:

@@ -102,6 +102,7 @@ def as_started(config: BenchmarkConfig, arm: Arm) -> Arm:
     return replace(
         arm,
         draft=None if arm.is_baseline else arm.draft or draft,
+        server=None,  # its port is another at every start
         server_args=server_words(hide_server_args(config.server_args), arm.name),
     )
 

@@ -46,14 +46,21 @@ class Servers:
 
 @contextmanager
 def two_servers(
-    protocol: str, scenario: Scenario = SCENARIO, drafting: Scenario | None = None
+    protocol: str,
+    scenario: Scenario = SCENARIO,
+    drafting: Scenario | None = None,
+    *,
+    in_place_of: Servers | None = None,
 ) -> Iterator[Servers]:
+    ports = (0, 0) if in_place_of is None else (in_place_of.baseline.port, in_place_of.drafting.port)
     with ExitStack() as stack:
         yield Servers(
-            stack.enter_context(simulated_server_thread(protocol, scenario, arm="baseline", time_scale=0)),
+            stack.enter_context(
+                simulated_server_thread(protocol, scenario, arm="baseline", port=ports[0], time_scale=0)
+            ),
             stack.enter_context(
                 simulated_server_thread(
-                    protocol, drafting or scenario, arm="dflash", block_size=4, time_scale=0
+                    protocol, drafting or scenario, arm="dflash", port=ports[1], block_size=4, time_scale=0
                 )
             ),
         )
@@ -217,10 +224,32 @@ class TestRun:
         assert ends == {"baseline": "completed", "dflash": "failed"}
         assert sum(record.completed for record in of_arm(outcome.run, "baseline")) == 20
         assert len(of_arm(outcome.run, "dflash")) < 20, "nobody is helped by asking a server that is gone"
-        with two_servers(protocol) as servers:
+        with two_servers(protocol, in_place_of=servers) as servers:
             mended = run_on(servers, tmp_path, protocol)
         assert mended.error is None
         assert len(mended.run.records) == 40
+
+    def test_a_run_goes_on_with_another_server_as_another_cell(
+        self, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two servers at different addresses were once one arm, and their requests one figure."""
+        use_prompts(monkeypatch, num_prompts=2)
+        with two_servers(protocol) as first, two_servers(protocol) as second:
+            run_on(first, tmp_path, protocol)
+            moved = run_on(Servers(first.baseline, second.drafting), tmp_path, protocol).run
+            back = run_on(first, tmp_path, protocol, base_url=first.drafting.url + "/v1").run
+        assert len(of_arm(moved, "baseline")) == 2, "its server is the same: nothing is run again"
+        retired, live = sorted(
+            (cell for cell in moved.info.cells if cell.arm.name == "dflash"), key=lambda cell: cell.status
+        )[::-1]
+        assert (retired.status, live.status) == ("retired", "completed")
+        addresses = [f"http://localhost:{servers.drafting.port}" for servers in (first, second)]
+        assert [retired.arm.server, live.arm.server] == addresses
+        assert retired.reason == f"arm server differs: it was {addresses[0]!r} and is now {addresses[1]!r}"
+        assert any("a new cell begins" in note and addresses[1] in note for note in moved.info.notes)
+        assert summarise_run(moved).cells[1].number("num_completed") == 2
+        assert [cell.arm.server for cell in back.info.cells if not cell.is_retired][1] == addresses[0]
+        assert len(back.records) == len(moved.records), "what was measured there is kept, and is enough"
 
     def test_a_used_up_budget_lets_requests_under_way_finish(
         self, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch

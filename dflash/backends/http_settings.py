@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from dflash.backends.base import RequestTimeouts
+from dflash.command_secrets import hide_in_address
 from dflash.errors import UsageError
+
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,17 @@ def parse_base_url(text: str) -> BaseUrl:
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     address = (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
     return BaseUrl(f"{parts.scheme}://{address}{path}", host, user, password)
+
+
+def server_address(base_url: BaseUrl) -> str:
+    """Which server an address means: the same however it is written, as far as that is known without a look-up.
+
+    `localhost` and the usual addresses of this machine are one host, and the port is always there.
+    """
+    parts = urlsplit(base_url.url)
+    host = "localhost" if base_url.host in _THIS_MACHINE else base_url.host
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    return hide_in_address(f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}{parts.path}")
 
 
 def read_api_key(

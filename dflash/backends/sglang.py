@@ -30,6 +30,7 @@ from dflash.backends.chat_stream import ChatStreamRecord, SpeculationCounts
 from dflash.backends.counters_window import CountersWindow
 from dflash.backends.http import HttpClient
 from dflash.backends.http_answer import StreamResult
+from dflash.backends.http_settings import server_address
 from dflash.backends.openai_server import (
     ROUTES,
     completion_body,
@@ -198,6 +199,7 @@ class SglangBackend:
         try:
             server = await inspect_server(client, settings)
             arm = complete_arm(arm, server, settings.block_size)
+            arm = replace(arm, server=server_address(client.settings.base_url))
             counters = None
             if endpoint.metrics_url is not None or server.has_metrics is not False:
                 counters = CountersWindow(

@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dflash.backends.base import (
     BackendDescription,
@@ -29,6 +29,7 @@ from dflash.backends.base import (
 from dflash.backends.chat_stream import ChatStreamRecord, SpeculationCounts
 from dflash.backends.counters_window import CountersWindow
 from dflash.backends.http import HttpClient
+from dflash.backends.http_settings import server_address
 from dflash.backends.openai_server import (
     ROUTES,
     completion_body,
@@ -174,6 +175,7 @@ class VllmBackend:
             server = await inspect_server(client, counters, settings)
             check_reasoning(server, settings.reasoning)
             arm = complete_arm(arm, server, settings.block_size)
+            arm = replace(arm, server=server_address(client.settings.base_url))
         except BaseException:
             await counters.aclose()
             await client.aclose()

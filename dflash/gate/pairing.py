@@ -25,6 +25,7 @@ _ARM_FIELDS: Mapping[str, Scope] = {
     "draft": "all",
     "draft_revision": "listed",
     "server_args": "all",
+    "server": "listed",
 }
 _CONFIG_FIELDS: Mapping[str, Scope] = {
     "server_args": "all",

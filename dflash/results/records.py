@@ -181,6 +181,7 @@ class Arm:
     draft: str | None = None
     draft_revision: str | None = None
     server_args: tuple[str, ...] = ()
+    server: str | None = None  # address of one that ran before; None: in process, or the run started it
 
     @property
     def is_baseline(self) -> bool:

@@ -29,6 +29,7 @@ from dflash.backends.http_settings import (
     parse_base_url,
     proxy_for,
     read_api_key,
+    server_address,
 )
 from dflash.errors import RequestError, UsageError
 
@@ -729,6 +730,24 @@ def test_a_whole_answer_that_breaks_off_or_never_comes():
 
 
 # --- addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("localhost:8000", "http://localhost:8000"),
+        ("http://127.0.0.1:8000/v1/", "http://localhost:8000"),
+        ("http://[::1]:8000", "http://localhost:8000"),
+        ("0.0.0.0:8000", "http://localhost:8000"),
+        ("http://127.0.0.2:8000", "http://127.0.0.2:8000"),
+        ("HTTPS://Gpu-1.Example/engine/v1", "https://gpu-1.example:443/engine"),
+        ("gpu-1.example", "http://gpu-1.example:80"),
+        ("http://[fe80::2]:8001", "http://[fe80::2]:8001"),
+        ("http://me:swordfish@gpu-1.example:8001", "http://gpu-1.example:8001"),
+    ],
+)
+def test_an_address_means_one_server_however_it_is_written(text, address):
+    assert server_address(parse_base_url(text)) == address
 
 
 @pytest.mark.parametrize(

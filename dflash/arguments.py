@@ -13,7 +13,7 @@ from dflash.config import BenchmarkConfig
 from dflash.datasets.catalogue import expand_datasets
 from dflash.errors import UsageError
 from dflash.flags import GROUPS, add_flag, all_flags
-from dflash.server_options import check_heeded
+from dflash.server_options import BASELINE, check_heeded
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -74,7 +74,7 @@ def parse_benchmark_arguments(argv: Sequence[str]) -> BenchmarkConfig:
 def _values(argv: Sequence[str]) -> dict[str, Any]:
     """What is given, by field."""
     values = vars(benchmark_parser().parse_args(list(argv)))
-    if values.pop("no_baseline", False) and values.setdefault("arms", ("dflash",)) != ("dflash",):
+    if values.pop("no_baseline", False) and BASELINE in values.setdefault("arms", _arms_but_baseline(values)):
         raise UsageError("--no-baseline contradicts --arms", "give one of them")
     if values.pop("enable_thinking", False) and values.setdefault("reasoning", "on") != "on":
         raise UsageError("--enable-thinking contradicts --reasoning", "give one of them")
@@ -82,6 +82,12 @@ def _values(argv: Sequence[str]) -> dict[str, Any]:
         raise UsageError("--resume contradicts --no-resume", "give one of them")
     values.update({name: tuple(value) for name, value in values.items() if isinstance(value, list)})
     return values
+
+
+def _arms_but_baseline(values: dict[str, Any]) -> tuple[str, ...]:
+    """What `--no-baseline` leaves: the servers that have a name, else dflash."""
+    named = (text.partition("=")[0] for text in values.get("arm_urls", ()) if "base_url" not in values)
+    return tuple(name for name in named if name != BASELINE) or ("dflash",)
 
 
 def _suite_config(name: str, argv: Sequence[str], typed: dict[str, Any]) -> BenchmarkConfig:

@@ -208,8 +208,21 @@ def _check_heeded(config: BenchmarkConfig, typed: Collection[str] | None) -> Non
         if value and (typed is None or field in typed):
             started = "started" if config.serve else "running"
             raise UsageError(f"{flag} says nothing to a server that is {started}", f"drop it: {mend}")
-    if not config.serve and (typed is None or "arms" in typed):
-        _check_arms_named(config)
+    if not config.serve:
+        _check_baseline_named(config)
+        if typed is None or "arms" in typed:
+            _check_arms_named(config)
+
+
+def _check_baseline_named(config: BenchmarkConfig) -> None:
+    """A running server that is named is measured: nothing else leaves its arm out, of a suite's either."""
+    names = [endpoint.arm for endpoint in endpoints_of(config)]
+    if BASELINE in names and BASELINE not in config.arms:
+        flag = "--baseline-url" if config.baseline_url is not None else f"--arm {BASELINE}=URL"
+        raise UsageError(
+            f"the baseline is left out (--no-baseline, or --arms {','.join(config.arms)}), and {flag} names one",
+            "drop one of them",
+        )
 
 
 def _check_arms_named(config: BenchmarkConfig) -> None:

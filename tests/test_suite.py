@@ -203,3 +203,11 @@ def test_what_a_suite_says_for_other_backends_is_no_fault_on_servers(tmp_path: P
     assert parse(path, "--backend vllm --base-url http://host:1").parts[0].draft_model == "d"
     with pytest.raises(UsageError, match="--device says nothing to a server"):
         parse(path, "--backend vllm --base-url http://host:1 --device cuda")
+
+
+def test_a_baseline_that_a_suite_leaves_out_is_not_run_because_a_server_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text('[settings]\narms = ["dflash"]\n')
+    assert parse(path, "--backend vllm --base-url http://host:1").parts[0].arms == ("dflash",)
+    with pytest.raises(UsageError, match="--baseline-url names one"):
+        parse(path, "--backend vllm --base-url http://host:1 --baseline-url http://host:2")

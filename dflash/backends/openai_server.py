@@ -22,6 +22,7 @@ from dflash.errors import DFlashError, RequestError, UnavailableError, UsageErro
 ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 # What both engines take for the API field `reasoning_effort`; any other level goes to the template only.
 EFFORT_LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")
+SERVED_ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}  # by backend; `owned_by` in /v1/models is the same word
 NO_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 NOT_THERE = ("connection_refused", "connection_failed", "connect_timeout", "disconnected")
 MAX_UNMEASURED_TOKENS = 4096  # of a first answer, whose length does not matter as long as it ends
@@ -43,6 +44,7 @@ class ServedModel:
     root: str | None = None  # the model's own id or folder
     max_model_len: int | None = None
     is_adapter: bool = False
+    owner: str | None = None  # both engines name themselves here
 
     @property
     def target(self) -> str:
@@ -104,8 +106,31 @@ async def read_models(client: HttpClient) -> tuple[ServedModel, ...]:
             entry["root"] if isinstance(entry.get("root"), str) else None,
             entry["max_model_len"] if isinstance(entry.get("max_model_len"), int) else None,
             bool(entry.get("parent")),
+            entry["owned_by"] if isinstance(entry.get("owned_by"), str) else None,
         )
         for entry in entries
+    )
+
+
+def check_engine(models: Collection[ServedModel], asked: str, url: str) -> None:
+    """Refuse a server of the other engine: its answers are close enough to be read, and its counts mean other things.
+
+    Args:
+        asked: the engine's name as a backend. A gateway that names neither engine is believed.
+
+    Raises:
+        UsageError: names the backend that it is.
+    """
+    for model in models:
+        if model.owner in SERVED_ENGINES and model.owner != asked:
+            raise other_engine(url, asked, model.owner, "/v1/models")
+
+
+def other_engine(url: str, asked: str, told: str, source: str) -> UsageError:
+    """That a server is one of `told` by what `source` of it says."""
+    return UsageError(
+        f"the server at {url} is {SERVED_ENGINES[told]}'s by its {source}, and was asked as {SERVED_ENGINES[asked]}",
+        f"give --backend {told}, or another address",
     )
 
 

@@ -18,9 +18,11 @@ from dflash.backends.http import HttpClient
 from dflash.backends.openai_server import (
     MAX_UNMEASURED_TOKENS,
     ServedModel,
+    check_engine,
     choose_model,
     first_answer,
     open_error,
+    other_engine,
     read_models,
 )
 from dflash.backends.sglang_stream import (
@@ -160,9 +162,12 @@ async def inspect_server(client: HttpClient, settings: BackendSettings) -> Sglan
     url = client.settings.base_url.url
     try:
         models = await read_models(client)
+        check_engine(models, "sglang", url)
         info = await _read_info(client)
     except RequestError as error:
         raise open_error(error, url, HOW_TO_START) from None
+    if "vllm_config" in info:
+        raise other_engine(url, "sglang", "vllm", "/server_info")
     asked = None if settings.model == info.get("model_path") else settings.model
     server = SglangServer(
         url, choose_model(models, asked, url), _own_settings(info), _states(info.get("internal_states"))

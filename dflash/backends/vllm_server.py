@@ -18,9 +18,11 @@ from dflash.backends.counters_window import CountersWindow
 from dflash.backends.http import HttpClient
 from dflash.backends.openai_server import (
     ServedModel,
+    check_engine,
     choose_model,
     first_answer,
     open_error,
+    other_engine,
     read_models,
 )
 from dflash.backends.prometheus import MetricsSnapshot, spec_decode_counters
@@ -84,11 +86,15 @@ async def inspect_server(
     url = client.settings.base_url.url
     try:
         models = await read_models(client)
+        check_engine(models, "vllm", url)
         await _check_health(client, url)
         version = await _get(client, "/version")
-        config = _mapping((await _get(client, "/server_info?config_format=json")).get("vllm_config"))
+        info = await _get(client, "/server_info?config_format=json")
     except RequestError as error:
         raise open_error(error, url, HOW_TO_START) from None
+    if "speculative_algorithm" in info:
+        raise other_engine(url, "vllm", "sglang", "/server_info")
+    config = _mapping(info.get("vllm_config"))
     model = choose_model(models, settings.model, url)
     snapshot, counters_fault = await _read_counters(counters)
     answer, left_out, knows_reasoning = await _probe(client, url, model, settings)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
 import pytest
 from made_up_sglang import (
     DONE,
@@ -253,6 +254,18 @@ def test_model_that_is_not_served_is_refused(shared_folder: Path) -> None:
     server.models["data"][0] |= {"id": "nickname", "root": "nickname"}
     assert describe(server, model="models/tiny-qwen3").target == "models/tiny-qwen3"
     assert server.bodies[-1][1]["model"] == "nickname"
+
+
+def test_a_server_of_vllm_is_not_asked_as_sglang(shared_folder: Path) -> None:
+    server = recorded(shared_folder, "dflash")
+    sample = shared_folder / "samples/vllm-0.32.0/dflash.models.json"
+    server.models, own = orjson.loads(sample.read_bytes()), server.models
+    with pytest.raises(UsageError, match="is vLLM's by its /v1/models, and was asked as SGLang") as caught:
+        describe(server, arms=[Arm("dflash")])
+    assert "give --backend vllm" in str(caught.value)
+    server.models, server.info = own, {"vllm_config": {"speculative_config": None}}
+    with pytest.raises(UsageError, match="is vLLM's by its /server_info"):
+        describe(server, arms=[Arm("dflash")])
 
 
 def test_no_server_is_unavailable_with_the_way_to_start_one(shared_folder: Path) -> None:

@@ -373,6 +373,20 @@ def test_something_else_at_the_address_is_a_usage_error() -> None:
         describe([MadeUpVllm(models=None)])
 
 
+def test_a_server_of_sglang_is_not_asked_as_vllm(shared_folder: Path) -> None:
+    """Its answers can be read, but its counters are others: the run would be poor, and nobody would know why."""
+    folder = shared_folder / "samples/sglang-0.5.23"
+    models = orjson.loads((folder / "dflash-v1_models.json").read_bytes())["body"]
+    with pytest.raises(UsageError, match="is SGLang's by its /v1/models, and was asked as vLLM") as caught:
+        describe([MadeUpVllm(models=models)], arms=[Arm("dflash")])
+    assert "give --backend sglang" in str(caught.value)
+    info = orjson.loads((folder / "dflash-server_info.json").read_bytes())["body"]
+    with pytest.raises(UsageError, match="is SGLang's by its /server_info"):
+        describe([MadeUpVllm(server_info=info)], arms=[Arm("dflash")])
+    models["data"][0]["owned_by"] = "my-gateway"
+    assert describe([MadeUpVllm(models=models)]).arms == (Arm(BASELINE),), "a gateway says neither"
+
+
 def test_route_of_another_engine_is_refused() -> None:
     with pytest.raises(UsageError, match="vLLM has no route 'generate'"):
         create_backend("vllm", BackendSettings(route="generate"))

@@ -18,12 +18,14 @@ SERVER_BACKENDS = ("vllm", "sglang")
 ROUTES = ("chat", "completions", "generate")
 ARRIVALS = ("poisson", "constant")
 BASELINE = "baseline"
+DEFAULT_ARMS = (BASELINE, "dflash")
 QUICKSTART = "quickstart"  # as a model: the pair that the first run uses
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 NO_CAP = 100_000  # requests in flight of an open loop, where none is given
 _SLO_LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2el_s"}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _ARM_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._+-]*")
+_NAMED_URL = re.compile(rf"({_ARM_NAME.pattern})=")
 
 
 def endpoints_of(config: BenchmarkConfig) -> tuple[Endpoint, ...]:
@@ -38,8 +40,7 @@ def endpoints_of(config: BenchmarkConfig) -> tuple[Endpoint, ...]:
     if config.baseline_url is not None:
         named.append((BASELINE, config.baseline_url))
     if config.base_url is not None:
-        only = config.arms[0] if len(config.arms) == 1 else None
-        named.append(("dflash" if config.baseline_url is not None else only, config.base_url))
+        named.append((_name_of_base_url(config, [name for name, _ in named]), config.base_url))
     names = [name for name, _ in named]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -47,6 +48,14 @@ def endpoints_of(config: BenchmarkConfig) -> tuple[Endpoint, ...]:
     metrics = _metrics_urls(config, names)
     endpoints = [Endpoint(url, name, metrics.get(name)) for name, url in named]
     return tuple(sorted(endpoints, key=lambda endpoint: endpoint.arm != BASELINE))
+
+
+def _name_of_base_url(config: BenchmarkConfig, others: Collection[str | None]) -> str | None:
+    """What the user calls the server of `--base-url`, by `--arms` or `--metrics-url`; None: it is asked what it is."""
+    called = [] if config.arms == DEFAULT_ARMS else list(config.arms)
+    called += [match[1] for text in config.metrics_urls if (match := _NAMED_URL.match(text))]
+    own = {name for name in called if name not in others}
+    return own.pop() if len(own) == 1 else None
 
 
 def split_arm(flag: str, text: str) -> tuple[str, str]:
@@ -228,8 +237,7 @@ def _check_baseline_named(config: BenchmarkConfig) -> None:
 def _check_arms_named(config: BenchmarkConfig) -> None:
     """`--arms` of running servers may say again what they are, or name the only one."""
     names = [endpoint.arm for endpoint in endpoints_of(config)]
-    is_default = config.arms == (BASELINE, "dflash")
-    if is_default or set(config.arms) == set(names) or (not names and len(config.arms) == 1):
+    if config.arms == DEFAULT_ARMS or set(config.arms) == set(names) or (not names and len(config.arms) == 1):
         return
     raise UsageError(
         f"--arms {','.join(config.arms)} starts and leaves out no running server",
@@ -289,7 +297,7 @@ def _check_ranges(config: BenchmarkConfig) -> None:
 def _metrics_urls(config: BenchmarkConfig, names: list[str | None]) -> dict[str | None, str]:
     found: dict[str | None, str] = {}
     for text in config.metrics_urls:
-        if re.match(r"[A-Za-z][A-Za-z0-9._+-]*=", text):
+        if _NAMED_URL.match(text):
             name, url = split_arm("--metrics-url", text)
             if name not in names:
                 raise UsageError(f"--metrics-url names {name!r}, which is no server here", "name an --arm")

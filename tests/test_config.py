@@ -11,6 +11,7 @@ import pytest
 from dflash.arguments import benchmark_command, benchmark_parser, parse_benchmark_arguments
 from dflash.config import BenchmarkConfig, check_concurrency
 from dflash.errors import EXIT_USAGE, UsageError
+from dflash.server_options import endpoints_of
 
 
 def parse(line: str) -> BenchmarkConfig:
@@ -248,3 +249,21 @@ def test_every_setting_has_a_flag() -> None:
     known = {action.dest for action in benchmark_parser()._actions}
     of_suites = {"parts", "typed"}  # what --suite is made into
     assert {item.name for item in fields(BenchmarkConfig)} <= known | of_suites
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--base-url h", [None]),
+        ("--base-url h --arms eagle3", ["eagle3"]),
+        ("--base-url h --baseline-url i", ["baseline", None]),
+        ("--base-url h --baseline-url i --arms baseline,eagle3", ["baseline", "eagle3"]),
+        (
+            "--base-url h --baseline-url i --metrics-url eagle3=m --metrics-url baseline=n",
+            ["baseline", "eagle3"],
+        ),
+        ("--base-url h --arm baseline=i --arm ngram=j", ["baseline", "ngram", None]),
+    ],
+)
+def test_a_server_that_the_user_gives_no_name_is_asked_for_it(line: str, named: list[str | None]) -> None:
+    assert [endpoint.arm for endpoint in endpoints_of(parse(f"--backend vllm {line}"))] == named

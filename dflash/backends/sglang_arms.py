@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from dflash.backends.arm_names import DRAFTING, method_notes
 from dflash.backends.arrival_stamps import arrivals_stamped_by
 from dflash.backends.base import BackendDescription, BackendSettings
 from dflash.backends.sglang_server import STAMPED, SglangServer
@@ -141,10 +142,10 @@ def describe(
 def _name_of(server: SglangServer) -> str:
     if server.algorithm is not None:
         return server.algorithm
-    if server.drafts is False:
-        return BASELINE
+    if server.drafts is not None:
+        return DRAFTING if server.drafts else BASELINE
     raise UsageError(
-        f"the server at {server.url} does not say whether it drafts, and how",
+        f"the server at {server.url} does not say whether it drafts",
         "say which arm it is, by --arm NAME=URL",
     )
 
@@ -214,8 +215,7 @@ def _draft_notes(arm: Arm, server: SglangServer, settings: BackendSettings) -> l
         )
     else:
         notes.append("B is not told by the server" + (" and taken as given" if arm.block_size else ""))
-    if server.algorithm is None:
-        notes.append("the server does not say how it drafts: the arm's name is not verified")
+    notes += method_notes(arm, server.algorithm)
     if not server.has_request_counts:
         mend = "" if settings.route == "generate" else " (the route 'generate' tells it in every version)"
         notes.append(f"acceptance is not told per request{mend}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dflash.backends.arm_names import DRAFTING, method_notes
 from dflash.backends.arrival_stamps import arrivals_stamped_by
 from dflash.backends.base import BackendDescription, BackendSettings
 from dflash.backends.simulated_mark import simulated_notes
@@ -13,7 +14,6 @@ from dflash.errors import UsageError
 from dflash.results.records import BASELINE, Arm
 
 MIN_DFLASH_RELEASE = (0, 20, 1)
-DRAFTING = "dflash"  # what a server that drafts is called where it does not say how
 SEVERAL_TOKENS = "it has no counters of drafts, but most chunks of its first answer hold several tokens"
 METHODS = ("dflash", "eagle", "mtp", "ngram", "suffix", "medusa", "draft_model")
 
@@ -35,7 +35,7 @@ def complete_arm(arm: Arm, server: VllmServer, block_size: int | None) -> Arm:
     if too_old and DRAFTING in (name, server.method):
         raise UsageError(
             f"vLLM {server.version} at {server.url} cannot draft with DFlash as published",
-            f"use vLLM {'.'.join(map(str, MIN_DFLASH_RELEASE))} or newer",
+            f"use vLLM {'.'.join(map(str, MIN_DFLASH_RELEASE))} or newer, or give what drafts there its name by --arm",
         )
     asked = arm.block_size or block_size
     if None not in (asked, server.block_size) and asked != server.block_size:
@@ -137,7 +137,8 @@ def _reasoning_note(servers: Sequence[VllmServer], settings: BackendSettings) ->
 
 def _name_of(server: VllmServer) -> str:
     if server.drafts is None:
-        why = server.counters_fault or SEVERAL_TOKENS
+        fault = server.counters_fault
+        why = SEVERAL_TOKENS if fault is None else f"its counters do not tell ({fault})"
         raise UsageError(
             f"it cannot be seen whether the server at {server.url} drafts: {why}",
             "say which arm it is, by --arm NAME=URL",
@@ -193,8 +194,7 @@ def _draft_notes(arm: Arm, server: VllmServer) -> list[str]:
         )
     else:
         notes.append("B is not told by the server" + (" and taken as given" if arm.block_size else ""))
-    if server.method is None:
-        notes.append("the server does not say how it drafts: the arm's name is not verified")
+    notes += method_notes(arm, server.method)
     if not server.has_request_counts:
         notes.append(
             "acceptance is not told per request (--per-request-spec-decode-metrics detailed tells it)"

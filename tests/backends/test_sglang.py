@@ -215,6 +215,12 @@ def test_server_that_tells_nothing_needs_a_name(shared_folder: Path) -> None:
     assert any("B is not told by the server and taken as given" in note for note in description.notes)
 
 
+def test_server_that_drafts_and_does_not_say_how_is_called_so(shared_folder: Path) -> None:
+    description = describe(recorded(shared_folder, "dflash", info=None), route="generate")
+    assert description.arms[0].name == "dflash"
+    assert any("its method is unknown, and it is called dflash by" in note for note in description.notes)
+
+
 def test_servers_that_differ_in_more_than_the_draft_are_refused(shared_folder: Path) -> None:
     other = recorded(shared_folder, "dflash")
     assert other.info is not None

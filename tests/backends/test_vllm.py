@@ -188,7 +188,22 @@ def test_label_that_contradicts_the_told_method_is_refused() -> None:
 
 def test_label_that_names_no_method_is_taken() -> None:
     server = drafting(server_info=server_info("ngram"))
-    assert describe([server], arms=[Arm("mine")]).arms[0].name == "mine"
+    description = describe([server], arms=[Arm("mine")])
+    assert description.arms[0].name == "mine"
+    assert "mine B=4: the server drafts by ngram, and is called mine by the user" in description.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "it is called dflash by the user, or for want of a name (--arm"),
+        ("eagle3", "it is called eagle3 by the user (--arm"),
+    ],
+)
+def test_whose_word_the_name_is_where_the_method_is_unknown(name: str, said: str) -> None:
+    """Any server that drafts looks the same, whatever it drafts with: an eagle3 one was once called dflash."""
+    (note,) = [note for note in describe([drafting()], arms=[Arm(name)]).notes if "how it drafts" in note]
+    assert f"its method is unknown, and {said}" in note
 
 
 def test_synthetic_acceptance_is_told() -> None:

@@ -247,7 +247,7 @@ def counters(group: Group) -> list[str]:
     rows = [row for cell in drafting for row in _source_rows(cell)]
     parts: list[str] = [table(header, rows, num_left=2)] if rows else []
     positions = [
-        f"**{escape(cell.label)}**, share of drafts that had position 1, 2, … accepted, by counters: "
+        f"**{escape(cell.label)}**, share of drafts that had position 1, 2, … accepted, by {counters_name(cell)}: "
         f"{', '.join(map(format_percent, rates))}."
         for cell in drafting
         if (rates := cell.numbers("acceptance_rate_per_position_counters")) is not None

@@ -42,6 +42,9 @@ _WORST_FIRST: tuple[CountersVerdict, ...] = (
     "reconciled",
 )
 _KNOWN = ("settled", "unsettled")
+# Somebody else's counts may be in them, or some of ours are missing: they are shown with this word, and nothing is
+# concluded from them.
+_DISTRUSTED: tuple[CountersVerdict, ...] = ("contaminated", "too_low", "unlike", "unsettled", "reset")
 
 # Counter -> the field of a request that sums to it; None: requests are counted.
 COMPARED: Mapping[str, str | None] = {
@@ -87,10 +90,19 @@ class ServerCounts:
         """The stretches whose counters were read."""
         return tuple(window for window in self.windows if window.counters in _KNOWN)
 
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether nothing may be concluded from what was counted."""
+        return self.verdict in _DISTRUSTED
+
     def total(self, name: str) -> int | None:
         """Sum of one counter over the stretches that have it."""
         sums = self._sums(name)
         return None if sums is None else sums[0]
+
+    def trusted_total(self, name: str) -> int | None:
+        """The same where something may be concluded from it."""
+        return None if self.is_distrusted else self.total(name)
 
     def acceptance_length_untrimmed(self) -> float | None:
         """1 + accepted / drafts, cut tokens included; None without drafts."""

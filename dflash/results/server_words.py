@@ -42,15 +42,10 @@ def load_line(cell: CellSummary, slo: Slo | None) -> str | None:
     return f"{line}; goodput {goodput} requests/s ({within} within {slo_words(slo)})"
 
 
-_NOT_TO_BE_TRUSTED = ("contaminated", "too_low", "unlike")
-
-
 def distrust_words(cell: CellSummary) -> str:
     """What must stand beside every figure from this cell's counters; nothing where they are ours or may be."""
     counts = cell.counts
-    return (
-        VERDICT_WORDS[counts.verdict] if counts is not None and counts.verdict in _NOT_TO_BE_TRUSTED else ""
-    )
+    return VERDICT_WORDS[counts.verdict] if counts is not None and counts.is_distrusted else ""
 
 
 def counters_name(cell: CellSummary) -> str:

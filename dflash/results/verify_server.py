@@ -64,7 +64,7 @@ def baseline_fault(cell: Cell, records: Sequence[RequestRecord], facts: LoadFact
     requests = table_of(records)
     drafts = {
         "says": requests.integers("num_verify_steps").where(requests.completed).total(),
-        "counts": None if facts.counts is None else facts.counts.total("num_drafts"),
+        "counts": None if facts.counts is None else facts.counts.trusted_total("num_drafts"),
     }
     for verb, number in drafts.items():
         if number:
@@ -268,6 +268,8 @@ def _low_acceptance(cell: Cell, records: Sequence[RequestRecord], counts: Server
     is_told = acceptance_metrics.acceptance_length(records) is not None
     if cell.arm.is_baseline or is_told or length is None or length >= LOW_ACCEPTANCE_LENGTH:
         return None
+    if counts.is_distrusted:
+        return None
     sentence = (
         f"The acceptance length, by the server's counters, is {length:.2f}: the draft gives next to nothing. Check "
         "that it was made for this target, its quantisation, and the prompt template."
@@ -276,7 +278,7 @@ def _low_acceptance(cell: Cell, records: Sequence[RequestRecord], counts: Server
 
 
 def _never_drafted(cell: Cell, records: Sequence[RequestRecord], counts: ServerCounts) -> Finding | None:
-    drafts = [counts.total("num_drafts")]
+    drafts = [counts.trusted_total("num_drafts")]
     requests = table_of(records)
     drafts += requests.integers("num_verify_steps").where(requests.completed).numbers().tolist()
     known = [number for number in drafts if number is not None]
@@ -298,7 +300,8 @@ def _other_block_size(cell: Cell, records: Sequence[RequestRecord], counts: Serv
     known = (drafted / steps).numbers().tolist()
     most, source = max(known, default=None), "answers"
     if most is None or known.count(most) * 2 < len(known):
-        positions = [len(window.num_accepted_tokens_per_position or ()) for window in counts.known]
+        windows = () if counts.is_distrusted else counts.known
+        positions = [len(window.num_accepted_tokens_per_position or ()) for window in windows]
         most, source = max(positions, default=0) or None, "counters"
     if most is None or most >= block - 1 or most != int(most):
         return None
@@ -311,14 +314,17 @@ def _other_block_size(cell: Cell, records: Sequence[RequestRecord], counts: Serv
 
 def _acceptance_unknown(cell: Cell, records: Sequence[RequestRecord], counts: ServerCounts) -> Finding | None:
     known = (
-        counts.total("num_drafts"),
+        counts.trusted_total("num_drafts"),
         acceptance_metrics.acceptance_length(records),
         acceptance_metrics.acceptance_length_untrimmed(records),
     )
     if cell.arm.is_baseline or not counts.num_completed or any(value is not None for value in known):
         return None
+    tell = (
+        "its counters are not to be trusted" if counts.is_distrusted else "its counters tell nothing either"
+    )
     sentence = (
-        "Nothing is known of acceptance: neither the server's answers nor its counters tell. Start it with counts per "
+        f"Nothing is known of acceptance: the server's answers do not tell, and {tell}. Start it with counts per "
         "request (vLLM: --per-request-spec-decode-metrics) or with metrics (SGLang: --enable-metrics), or name where "
         "they are by --metrics-url."
     )

@@ -264,3 +264,37 @@ def test_a_baseline_that_counts_drafts_is_none():
     silent = told_otherwise(num_verify_steps=None)
     window = window_of(ARM, 0, [record for record, _ in exchange()])
     assert "counts 216 steps with a draft" in findings(silent, PLAIN, [window])["baseline_not_plain"].sentence
+
+
+@pytest.mark.parametrize(
+    "distrusted",
+    [
+        {"num_generation_tokens": 700},  # somebody else's are in it
+        {"num_generation_tokens": 600},  # some of ours are not
+        {"counters": "unsettled"},
+    ],
+)
+def test_nothing_is_concluded_from_counters_that_are_not_to_be_trusted(distrusted):
+    """An arm was once said to decode plainly by the counters of another server."""
+    none = {"num_drafts": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0} | distrusted
+    found = findings(untold(exchange()), **none)
+    assert "never_drafted" not in found
+    assert "its counters are not to be trusted" in found["acceptance_unknown"].sentence
+    few = findings(untold(exchange()), **{"num_accepted_tokens": 4} | distrusted)
+    assert "low_acceptance_length" not in few
+    window = replace(window_of(ARM, 0, [record for record, _ in exchange()]), **distrusted)
+    silent = told_otherwise(num_verify_steps=None, num_draft_tokens=None)
+    assert "baseline_not_plain" not in findings(silent, PLAIN, [window])
+    wide = cell(Arm("dflash", 8), "a", on_server=True, workload=ARM.workload)
+    assert "other_block_size" not in findings(silent, wide, [window])
+
+
+def test_what_the_answers_say_stands_beside_counters_that_are_not_to_be_trusted():
+    plain = told_otherwise(num_verify_steps=0, num_draft_tokens=0, num_accepted_tokens=0)
+    assert "never_drafted" in findings(plain, num_generation_tokens=700)
+    other = WindowRecord("a", block=1, counters="reset", prefix_cache="off")
+    pairs = [(replace(record, block=i // 3), chunk) for i, (record, chunk) in enumerate(untold(exchange()))]
+    first = replace(
+        window_of(ARM, 0, [record for record, _ in exchange()[:3]]), num_drafts=0, num_accepted_tokens=0
+    )
+    assert "never_drafted" not in findings(pairs, windows=[first, other]), "half of it is not known"

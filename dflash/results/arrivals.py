@@ -15,7 +15,7 @@ import numpy
 from numpy.typing import NDArray
 
 from dflash.results.columns import Mask, RequestTable, table_of
-from dflash.results.in_flight import Stretch, Window, busy_spans, steady_windows
+from dflash.results.in_flight import Stretch, Window, busy_spans, most_in_block, steady_windows
 from dflash.results.records import Cell, ChunkRecord, RequestRecord
 from dflash.results.request_metrics import NS_PER_S, Records
 
@@ -261,6 +261,24 @@ def steady_state(cell: Cell, records: Records, arrivals: Arrivals) -> SteadyStat
     decode_ns = sum(_overlap_ns(records, stretch, window) for stretch, window in windows.items())
     decode = decode_tokens / (decode_ns / NS_PER_S) if decode_ns else None
     return SteadyState(seconds, tokens / seconds, decode)
+
+
+def why_no_steady_state(cell: Cell, records: Records, arrivals: Arrivals) -> str:
+    """Why steady_output_tok_s is None."""
+    if not cell.on_server:
+        return "in process one request runs after the other"
+    if cell.workload.request_rate is not None:
+        return "an open loop has no set number of requests in flight"
+    level = cell.workload.concurrency
+    windows = steady_windows(records, level).values()
+    if not windows:
+        in_block = most_in_block(records)
+        fewer = f": a block of load held at most {in_block}" if in_block < level else ""
+        return f"never were {level} requests in flight at once{fewer}"
+    steady_ns = sum(end - start for start, end in windows)
+    if steady_ns < MIN_STEADY_NS:
+        return f"{level} requests were in flight for {steady_ns / NS_PER_S:.2f} s, below 1 s: it takes more prompts"
+    return "not every chunk's tokens are known"
 
 
 def _is_complete(records: Records, arrivals: Arrivals) -> bool:

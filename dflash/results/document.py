@@ -120,6 +120,7 @@ def _cell_document(summary: CellSummary, infos: Sequence[RunInfo]) -> dict[str, 
         "unscored": dict(summary.unscored),
         "categories": _parts("category", parts.categories),
         "prompt_lengths": _parts("prompt_length", parts.prompt_lengths),
+        "why_no_steady": summary.why_no_steady,
         "num_unknown_prompt_lengths": parts.num_unknown_lengths,
         "turns": _parts("turn", parts.turns, int),
         "findings": [

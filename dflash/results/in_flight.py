@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy
@@ -54,6 +55,13 @@ def steady_windows(records: Sequence[RequestRecord], concurrency: int) -> dict[S
         if window is not None:
             found[(segment, block)] = window
     return found
+
+
+def most_in_block(records: Sequence[RequestRecord]) -> int:
+    """Requests with both stamps of the stretch of load that has most of them."""
+    segments, _, _, blocks = _in_flight(records)
+    counts = Counter(zip(segments.tolist(), blocks.tolist(), strict=True))
+    return max(counts.values(), default=0)
 
 
 def _in_flight(records: Sequence[RequestRecord]) -> tuple[Times, Times, Times, Times]:

@@ -147,7 +147,12 @@ def throughput(group: Group, slo: Slo | None) -> list[str]:
         ]
         for cell in group.cells
     ]
-    return [table(header, rows)]
+    reasons = [
+        f"**{escape(cell.label)}**: no steady figure, because {escape(cell.why_no_steady)}."
+        for cell in group.cells
+        if cell.why_no_steady is not None
+    ]
+    return [table(header, rows), *([bullets(reasons)] if reasons else [])]
 
 
 def latency(group: Group) -> list[str]:

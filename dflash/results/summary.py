@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dflash.results import baselines, metrics
+from dflash.results.arrivals import why_no_steady_state
 from dflash.results.averages import Average as Average
 from dflash.results.averages import averages_of
 from dflash.results.baselines import PlacedCell
@@ -161,6 +162,9 @@ class _Summariser:
             baseline_cell_id=None if baseline is None else baseline.cell.cell_id,
             why_no_speed=why_no_speed(cell, records) if values["decode_tok_s"] is None else None,
             why_no_speedup=no_speedup if values["speedup"] is None else None,
+            why_no_steady=why_no_steady_state(cell, records, load.arrivals)
+            if values["steady_output_tok_s"] is None
+            else None,
             why_no_agreement=why_no_agreement(cell, pairing, no_speedup)
             if values["agreement"] is None
             else None,

@@ -216,11 +216,34 @@ def test_less_than_a_second_at_the_level_is_no_steady_state():
     assert arrivals.steady_state(on_server(2), [record for record, _ in pairs], collected(pairs)) is None
 
 
+@pytest.mark.parametrize(
+    ("starts", "place", "why"),
+    [
+        ((0.0, 1.0), on_server(3), "never were 3 requests in flight at once: a block of load held at most 2"),
+        ((0.0, 9.0), on_server(2), "never were 2 requests in flight at once"),
+        ((0.0, 3.5), on_server(2), "2 requests were in flight for 0.50 s, below 1 s: it takes more prompts"),
+        (
+            (0.0,),
+            replace(on_server(1), workload=workload(request_rate=2.0)),
+            "an open loop has no set number",
+        ),
+        ((0.0,), replace(on_server(1), on_server=False), "in process one request runs after the other"),
+    ],
+)
+def test_why_there_is_no_steady_state(starts, place, why):
+    pairs = [request(i, start, (0.1,) * 40, (1,) * 41) for i, start in enumerate(starts)]
+    records, found = [record for record, _ in pairs], collected(pairs)
+    assert arrivals.steady_state(place, records, found) is None
+    assert arrivals.why_no_steady_state(place, records, found).startswith(why)
+
+
 def test_a_steady_state_without_chunk_sizes_has_a_length_only():
     pairs = [request(i, 0.0, (0.1,) * 40, (1,) * 41) for i in range(2)]
     found = collected([(record, replace(chunk, num_tokens=())) for record, chunk in pairs])
     steady = arrivals.steady_state(on_server(2), [record for record, _ in pairs], found)
     assert (steady.seconds, steady.output_tok_s, steady.decode_tok_s) == (4.0, None, None)
+    why = arrivals.why_no_steady_state(on_server(2), [record for record, _ in pairs], found)
+    assert why == "not every chunk's tokens are known"
 
 
 def test_failed_requests_hold_their_place_and_give_no_tokens():

@@ -6,8 +6,12 @@ VENV ?= .venv
 PIP_ARGS ?=
 DEMO_PROMPTS ?= 6
 ENGINE ?= vllm
+TEST_WORKERS ?= auto
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# A worker for each core, up to four; each keeps to one thread, because threads of several workers on one core slow each
+# other several-fold. What reads the same module fixture stays mostly with one worker.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 4 --dist worksteal
 
 .PHONY: demo test test-fast test-servers lint types bench clean
 
@@ -16,10 +20,10 @@ demo: $(READY)
 		--num-prompts $(DEMO_PROMPTS) --max-new-tokens 64 --block-size 2,3,4,8
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not real_model"
+	$(PYTEST) -m "not slow and not real_model"
 
 # The real vLLM or SGLang (ENGINE=sglang), in an environment outside the checkout that is made at the first run.
 test-servers: $(READY)

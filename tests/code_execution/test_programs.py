@@ -259,14 +259,16 @@ def human_eval_check(row: dict[str, str]) -> CodeCheck:
 @pytest.mark.parametrize("style", ["function", "body", "body without indentation"])
 def test_every_reference_solution_of_humaneval_passes(shared_folder, style):
     items = []
-    for row in human_eval(shared_folder):
+    rows = human_eval(shared_folder)
+    for row in rows if style == "function" else rows[::4]:  # the other styles differ in how a text is cut
         solution = row["canonical_solution"]
         if style == "function":
             solution = row["prompt"] + solution
         elif style == "body without indentation":
             solution = textwrap.dedent(solution)
         items.append((f"```python\n{solution}```", human_eval_check(row)))
-    assert Counter(outcome.reason for outcome in check_answers(items)) == {"passed": 164}
+    assert Counter(outcome.reason for outcome in check_answers(items)) == {"passed": len(items)}
+    assert len(items) == (164 if style == "function" else 41)
 
 
 @pytest.mark.slow

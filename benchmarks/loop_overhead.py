@@ -139,12 +139,12 @@ def bare_forwards_s(target: Target, draft: DFlashDraftModel, decoded: Decoded) -
     block = torch.full((block_size,), draft.config.mask_token_id)
     times_s = []
     with FeatureTap(target, draft.target_layer_ids) as tap:
-        target.forward(torch.tensor([decoded.prompt_ids]), cache, num_logits=1)
+        target.forward(torch.tensor([decoded.prompt_ids]), cache, num_logits=1, has_tap=True)
         num_new = committed = len(decoded.prompt_ids)
         for num_accepted in decoded.step_num_accepted:
             features = tap.features(num_new)
             start_s = time.perf_counter()
-            hidden = draft(target.embedding(block)[None], features, draft_cache)
+            hidden = draft(target.embed(block)[None], features, draft_cache)
             target.head(hidden[0, 1:])
             target.forward(block[None], cache)
             times_s.append(time.perf_counter() - start_s)

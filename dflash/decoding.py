@@ -160,12 +160,14 @@ def _decode_blocks(
     cache, draft_cache = target.new_cache(capacity), draft.new_cache(capacity)
     masks = torch.full((block_size - 1,), draft.config.mask_token_id, device=target.device)  # [B-1]
     timer = StepTimer(target.device)
-    anchor, finish_reason = _prefill(target, cache, prompt_ids, max_new_tokens, stops, picker, progress)
+    anchor, finish_reason = _prefill(
+        target, cache, prompt_ids, max_new_tokens, stops, picker, progress, has_tap=True
+    )
     num_committed = len(prompt_ids)  # positions whose features are known and final
     num_new = num_committed
     while finish_reason is None:
         timer.start()
-        embeddings = target.embedding(torch.cat((anchor, masks)))[None]  # [1, B, hidden]
+        embeddings = target.embed(torch.cat((anchor, masks)))[None]  # [1, B, hidden]
         hidden = draft(embeddings, tap.features(num_new), draft_cache)
         proposals = target.head(hidden[0, 1:]).argmax(dim=-1)  # [B-1]; slot 0 is the anchor
         timer.end_draft()
@@ -193,10 +195,12 @@ def _prefill(
     stops: frozenset[int],
     picker: TokenPicker,
     progress: Progress,
+    *,
+    has_tap: bool = False,
 ) -> tuple[torch.Tensor, str | None]:
     """The first output token `[1]` on the device, and why the output ends with it, if it does."""
     prompt = torch.tensor([prompt_ids], device=target.device)  # [1, n]
-    token = picker.pick(target.forward(prompt, cache, num_logits=1), 0)
+    token = picker.pick(target.forward(prompt, cache, num_logits=1, has_tap=has_tap), 0)
     token_ids, finish_reason = cut_output(token.tolist(), stops, max_new_tokens)
     progress.add_first(token_ids)
     return token, finish_reason

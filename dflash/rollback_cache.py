@@ -78,8 +78,11 @@ class RollbackCache(Cache):
         return self.layers[0].length
 
     def rollback_to(self, length: int) -> None:
-        """Forget every position from `length` on."""
-        for layer in self.layers:
+        """Forget every position from `length` on.
+
+        Layers that were never written have none: some of Gemma 4 use the keys and values of an earlier one.
+        """
+        for layer in [layer for layer in self.layers if layer.is_initialized] or self.layers:
             if length > layer.length:
                 raise DFlashError(f"a cache of {layer.length} positions cannot be rolled back to {length}")
             layer.length = length

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from dflash.draft_config import FULL, SLIDING
 from dflash.errors import ModelError
@@ -48,14 +49,30 @@ class Target:
     def new_cache(self, capacity: int) -> RollbackCache:
         return RollbackCache(len(self.layers), capacity)
 
-    def forward(self, input_ids: torch.Tensor, cache: RollbackCache, *, num_logits: int = 0) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding `[n, hidden]` for a draft, as they are stored.
+
+        Gemma's module multiplies what it looks up; what a draft was trained with is in its own config
+        (`input_embedding_scale`).
+        """
+        return functional.embedding(token_ids, self.embedding.weight)
+
+    def forward(
+        self, input_ids: torch.Tensor, cache: RollbackCache, *, num_logits: int = 0, has_tap: bool = False
+    ) -> torch.Tensor:
         """Logits `[n or num_logits, vocabulary]` of the next tokens after `input_ids` `[1, n]`; the cache grows by n.
 
         Args:
             num_logits: only of the last so many positions; 0: of all.
+            has_tap: features of all positions are read. Gemma 4 takes a plain number as leave to compute its last
+                blocks for those positions only, and the positions themselves as none.
         """
+        num_given = input_ids.shape[-1]
+        kept: int | torch.Tensor = num_logits
+        if num_logits and has_tap:
+            kept = torch.arange(num_given - num_logits, num_given, device=input_ids.device)
         output = self.model(
-            input_ids=input_ids, use_cache=True, logits_to_keep=num_logits, **{self._cache_argument: cache}
+            input_ids=input_ids, use_cache=True, logits_to_keep=kept, **{self._cache_argument: cache}
         )
         logits: torch.Tensor = output.logits[0]
         return logits

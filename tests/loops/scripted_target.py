@@ -54,7 +54,9 @@ class ScriptedTarget(Target):
         self.cache = IdCache()
         return self.cache
 
-    def forward(self, input_ids: torch.Tensor, cache: Any, *, num_logits: int = 0) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, cache: Any, *, num_logits: int = 0, has_tap: bool = False
+    ) -> torch.Tensor:
         rows = []
         for token in input_ids[0].tolist():
             cache.ids = (*cache.ids, token)

@@ -30,10 +30,10 @@ class WatchedTarget(Target):
         self.caches.append(super().new_cache(capacity))
         return self.caches[-1]
 
-    def forward(self, input_ids: torch.Tensor, cache: RollbackCache, *, num_logits: int = 0) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, cache: RollbackCache, **options: Any) -> torch.Tensor:
         self.num_given.append(input_ids.shape[1])
         self.length_before.append(cache.length)
-        logits = super().forward(input_ids, cache, num_logits=num_logits)
+        logits = super().forward(input_ids, cache, **options)
         self.addresses.append(
             tuple(tensor.data_ptr() for layer in cache.layers for tensor in (layer.keys, layer.values))
         )

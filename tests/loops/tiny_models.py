@@ -25,7 +25,7 @@ REFERENCE_LENGTH = 44
 
 def tiny_target(kind: str, seed: int = 0, *, tied: bool = False) -> Any:
     """A random causal language model, float32. Rows of its head have length 1, so that row t has argmax t."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
     shape: dict[str, Any] = {
         "hidden_size": HIDDEN,
@@ -43,10 +43,21 @@ def tiny_target(kind: str, seed: int = 0, *, tied: bool = False) -> Any:
         "tie_word_embeddings": tied,
     }
     torch.manual_seed(seed)
-    if kind == "qwen3":
-        model: Any = Qwen3ForCausalLM(Qwen3Config(**shape))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**shape))
+    if kind.startswith("gemma"):
+        # windows shorter than the prompt and every output
+        shape |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 6}
+    if kind == "gemma4":
+        # the last two layers use the keys and values of the two before
+        shape |= {"num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCABULARY}
+        shape |= {"hidden_size_per_layer_input": 8, "global_head_dim": 16}
+    family, text = {
+        "qwen3": ("Qwen3", ""),
+        "llama": ("Llama", ""),
+        "gemma3": ("Gemma3", "Text"),
+        "gemma4": ("Gemma4", "Text"),
+    }[kind]
+    config = getattr(transformers, f"{family}{text}Config")(**shape)
+    model: Any = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
         head = model.get_output_embeddings().weight
         head.copy_(functional.normalize(head, dim=-1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,17 +11,10 @@ import numpy
 from numpy.typing import NDArray
 
 from dflash.results import request_metrics
-from dflash.results.cell_metrics import (
-    Intervals,
-    arm_metrics,
-    intervals_of,
-    pair_metrics,
-    pooled_arm_metrics,
-    pooled_pair_metrics,
-)
+from dflash.results.cell_metrics import Intervals, intervals_of, main_metrics, pooled_main_metrics
 from dflash.results.columns import RequestTable, table_of, unit_codes
 from dflash.results.measured import Measured
-from dflash.results.paired_metrics import Pairing, pair_units
+from dflash.results.pairing import Pairing, pairs_of
 from dflash.results.records import Cell, RequestRecord
 from dflash.results.task_scores import Outcomes
 
@@ -41,9 +34,13 @@ def prompt_length_bucket(num_tokens: int) -> str:
 PROMPT_LENGTH_BUCKETS = tuple(map(prompt_length_bucket, PROMPT_LENGTH_STARTS))
 
 
+# [requests] the part that each request of an arm belongs to, None: to none. Of the arm, and its baseline.
+PartOf = Callable[[RequestTable, RequestTable], "NDArray[Any]"]
+
+
 @dataclass(frozen=True, slots=True)
 class PartSummary(Measured):
-    """The metrics over the requests of one part."""
+    """The main metrics over the requests of one part."""
 
     name: str
     num_completed: int
@@ -70,62 +67,72 @@ class TwoArms:
     outcomes: Outcomes
 
 
-def break_down(arms: TwoArms) -> Breakdowns:
-    """A cell by category, and by length and turn where its requests have several."""
-    records, baseline = table_of(arms.records), table_of(arms.baseline)
-    lengths, baseline_lengths = _length_buckets(records, baseline)
-    categories = records.texts("category"), baseline.texts("category")
-    turns = records.integers("turn").values, baseline.integers("turn").values
-    arms = replace(arms, records=records, baseline=baseline)
+def break_down(arms: TwoArms, known: Intervals) -> Breakdowns:
+    """A cell by category, and by length and turn where its requests have several.
+
+    Args:
+        known: the intervals of the whole cell.
+    """
+    records = table_of(arms.records)
+    lengths = _length_buckets(records, table_of(arms.baseline))
     found = {name for name in lengths.tolist() if name is not None}
     buckets = [name for name in PROMPT_LENGTH_BUCKETS if name in found]
-    numbers = sorted(set(turns[0].tolist()))
+    categories = sorted({name for name in records.texts("category").tolist() if name is not None})
+    turns = sorted(set(records.integers("turn").values.tolist()))
     return Breakdowns(
-        categories=_parts(
-            arms, sorted({name for name in categories[0].tolist() if name is not None}), *categories
-        ),
-        prompt_lengths=_parts(arms, buckets, lengths, baseline_lengths) if len(buckets) > 1 else (),
-        turns=_parts(arms, numbers, *turns) if len(numbers) > 1 else (),
+        categories=_parts(arms, categories, lambda arm, _: arm.texts("category"), known),
+        prompt_lengths=_parts(arms, buckets, _length_buckets, known) if len(buckets) > 1 else (),
+        turns=_parts(arms, turns, lambda arm, _: arm.integers("turn").values, known)
+        if len(turns) > 1
+        else (),
         num_unknown_lengths=int((records.completed & (lengths == None)).sum()),  # noqa: E711 - of each element
     )
 
 
 def _parts(
-    arms: TwoArms, names: Sequence[str | int], part_of: NDArray[Any], part_of_baseline: NDArray[Any]
+    arms: TwoArms, names: Sequence[str | int], part_of: PartOf, known: Intervals
 ) -> tuple[PartSummary, ...]:
-    """Args: `part_of` [requests], the part each belongs to, in either arm; None: to none."""
-    records, baseline = table_of(arms.records), table_of(arms.baseline)
-    refused = arms.pairing is None or arms.pairing.is_refused
-    parts = []
-    for name in names:
-        own, other = records.take(part_of == name), baseline.take(part_of_baseline == name)
-        pairing = None if refused else pair_units(other, own)
-        parts.append((str(name), replace(arms, records=own, baseline=other, pairing=pairing)))
-    pooled = [
-        pooled_arm_metrics(part.records, part.outcomes) | pooled_pair_metrics(part.cell, part.pairing)
-        for _, part in parts
+    records = table_of(arms.records)
+    belongs = part_of(records, table_of(arms.baseline))
+    if len(names) == 1 and (belongs == names[0]).all():
+        return (_part(names[0], arms, known),)
+    pairings = _pairings(arms.pairing, names, part_of)
+    parts = [
+        replace(arms, records=records.take(belongs == name), pairing=pairing)
+        for name, pairing in zip(names, pairings, strict=True)
     ]
-    return tuple(
-        _part(name, part, known) for (name, part), known in zip(parts, intervals_of(pooled), strict=True)
+    pooled = [pooled_main_metrics(part.cell, part.records, part.pairing, part.outcomes) for part in parts]
+    return tuple(map(_part, names, parts, intervals_of(pooled)))
+
+
+def _part(name: str | int, part: TwoArms, known: Intervals) -> PartSummary:
+    values = main_metrics(part.records, part.pairing, part.outcomes, known)
+    return PartSummary(values, str(name), request_metrics.num_completed(part.records))
+
+
+def _pairings(pairing: Pairing | None, names: Sequence[str | int], part_of: PartOf) -> list[Pairing | None]:
+    """The pairs of each part. Why others are left out is said of the whole alone."""
+    if pairing is None or pairing.is_refused:
+        return [None] * len(names)
+    pairs, completed_pairs = pairs_of(pairing.pairs), pairs_of(pairing.completed_pairs)
+    belongs, completed_belongs = (
+        part_of(members.arm, members.baseline) for members in (pairs, completed_pairs)
     )
+    return [
+        Pairing(pairs.take(belongs == name), completed_pairs.take(completed_belongs == name), {})
+        for name in names
+    ]
 
 
-def _part(name: str, arms: TwoArms, known: Intervals) -> PartSummary:
-    values = arm_metrics(arms.cell, arms.records, arms.outcomes, known)
-    values |= pair_metrics(arms.cell, arms.pairing, arms.baseline, arms.records, arms.outcomes, known)
-    return PartSummary(values, name, request_metrics.num_completed(arms.records))
-
-
-def _length_buckets(records: RequestTable, baseline: RequestTable) -> tuple[NDArray[Any], NDArray[Any]]:
-    """[requests] of each arm: the bucket of the prompt's length, where either arm knows it: both arms of a request are
-    in one bucket.
-    """
-    units = unit_codes(records, baseline)
-    num_units = max((int(codes.max()) + 1 for codes in units if len(codes)), default=0)
+def _length_buckets(arm: RequestTable, baseline: RequestTable) -> NDArray[Any]:
+    """[requests of the arm]: the bucket of the prompt's length, where either arm knows it."""
+    units, baseline_units = unit_codes(arm, baseline)
+    num_units = max((int(codes.max()) + 1 for codes in (units, baseline_units) if len(codes)), default=0)
     buckets = numpy.full(num_units, None, dtype=object)
     names = numpy.array(PROMPT_LENGTH_BUCKETS, dtype=object)
-    for codes, table in ((units[1], baseline), (units[0], records)):
+    for codes, table in ((baseline_units, baseline), (units, arm)):
         lengths = table.integers("num_prompt_tokens")
         places = numpy.searchsorted(PROMPT_LENGTH_STARTS, lengths.numbers(), side="right") - 1
         buckets[codes[lengths.known]] = names[places]
-    return buckets[units[0]], buckets[units[1]]
+    found: NDArray[Any] = buckets[units]
+    return found

@@ -18,26 +18,30 @@ LATENCY_PERCENTILES = (50, 90, 99)
 Intervals = Mapping[str, "Interval | None"]  # by code name
 
 
-def pooled_arm_metrics(records: Sequence[RequestRecord], outcomes: Outcomes) -> dict[str, Pooled]:
-    """Those metrics of one arm alone that have an interval."""
-    return {
+def pooled_main_metrics(
+    cell: Cell, records: Sequence[RequestRecord], pairing: Pairing | None, outcomes: Outcomes
+) -> dict[str, Pooled]:
+    """Of the metrics that every part of a cell has, those with an interval; paired ones where there are pairs."""
+    pooled = {
         "decode_tok_s": metrics.pooled_decode_tok_s(records),
         "acceptance_length": acceptance_metrics.pooled_acceptance_length(records),
-        "acceptance_length_untrimmed": acceptance_metrics.pooled_acceptance_length_untrimmed(records),
         "task_score": task_scores.pooled_task_score(records, outcomes),
     }
+    if pairing is not None and not pairing.is_refused:
+        pooled["speedup"] = paired_metrics.pooled_speedup(pairing)
+        if cell.workload.temperature == 0:
+            pooled["agreement"] = paired_metrics.pooled_agreement(pairing)
+    return pooled
 
 
-def pooled_pair_metrics(cell: Cell, pairing: Pairing | None) -> dict[str, Pooled]:
-    """Those metrics of an arm beside its baseline that have an interval; nothing where there are no pairs."""
-    if pairing is None or pairing.is_refused:
-        return {}
-    pooled = {
-        "speedup": paired_metrics.pooled_speedup(pairing),
-        "e2el_speedup": paired_metrics.pooled_e2el_speedup(pairing),
-    }
-    if cell.workload.temperature == 0:
-        pooled["agreement"] = paired_metrics.pooled_agreement(pairing)
+def pooled_metrics(
+    cell: Cell, records: Sequence[RequestRecord], pairing: Pairing | None, outcomes: Outcomes
+) -> dict[str, Pooled]:
+    """Every metric that has an interval; paired ones where there are pairs."""
+    pooled = pooled_main_metrics(cell, records, pairing, outcomes)
+    pooled["acceptance_length_untrimmed"] = acceptance_metrics.pooled_acceptance_length_untrimmed(records)
+    if pairing is not None and not pairing.is_refused:
+        pooled["e2el_speedup"] = paired_metrics.pooled_e2el_speedup(pairing)
     return pooled
 
 
@@ -45,6 +49,31 @@ def intervals_of(pooled: Sequence[Mapping[str, Pooled]]) -> list[Intervals]:
     """The intervals of several cells or parts, drawn together."""
     found = iter(intervals([item for items in pooled for item in items.values()]))
     return [{name: next(found) for name in items} for items in pooled]
+
+
+def main_metrics(
+    records: Sequence[RequestRecord], pairing: Pairing | None, outcomes: Outcomes, known: Intervals
+) -> dict[str, MetricValue]:
+    """The metrics that every part of a cell has.
+
+    Args:
+        known: the intervals of `pooled_main_metrics`.
+    """
+    return {
+        "num_requests": len(records),
+        "num_completed": request_metrics.num_completed(records),
+        "error_rate": metrics.error_rate(records),
+        "decode_tok_s": known["decode_tok_s"],
+        "ttft_s": metrics.ttft_s(records),
+        "acceptance_length": known["acceptance_length"],
+        "output_tokens_mean": metrics.output_tokens_mean(records),
+        "task_score": known["task_score"],
+        "num_scored": task_scores.num_scored(records, outcomes),
+        "num_right": task_scores.num_right(records, outcomes),
+        "speedup": known.get("speedup"),
+        "agreement": known.get("agreement"),
+        "num_pairs": None if pairing is None or pairing.is_refused else len(pairing.pairs),
+    }
 
 
 def arm_metrics(
@@ -56,11 +85,11 @@ def arm_metrics(
     """Every metric of one arm alone, under its code name.
 
     Args:
-        known: the intervals of `pooled_arm_metrics`, where they are known already.
+        known: the intervals of `pooled_metrics`, where they are known already.
     """
     records = table_of(records)
     busy_s = _busy_s(cell, records)
-    found = intervals_of([pooled_arm_metrics(records, outcomes)])[0] if known is None else known
+    found = intervals_of([pooled_metrics(cell, records, None, outcomes)])[0] if known is None else known
     values: dict[str, MetricValue] = {
         "num_requests": len(records),
         "num_completed": request_metrics.num_completed(records),
@@ -123,13 +152,13 @@ def pair_metrics(
     """Every metric of an arm beside its baseline; all None where there is no pairing or it was refused.
 
     Args:
-        known: the intervals of `pooled_pair_metrics`, where they are known already.
+        known: the intervals of `pooled_metrics`, where they are known already.
     """
     if pairing is None or pairing.is_refused:
         return dict.fromkeys(PAIRED_METRICS)
     greedy = cell.workload.temperature == 0
     changed = task_scores.changed_answers(pairing, outcomes)
-    found = intervals_of([pooled_pair_metrics(cell, pairing)])[0] if known is None else known
+    found = intervals_of([pooled_metrics(cell, arm, pairing, outcomes)])[0] if known is None else known
     return {
         "speedup": found["speedup"],
         "speedup_agreeing": paired_metrics.speedup_agreeing(pairing) if greedy else None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy
+from numpy.typing import NDArray
 
 from dflash.results import metrics, request_metrics
 from dflash.results.columns import Column, Mask, RequestTable, first_come, prompt_codes
@@ -121,8 +122,9 @@ def output_length_ratio(pairing: Pairing) -> float | None:
 
 def pooled_agreement(pairing: Pairing) -> Pooled:
     """Sums behind `agreement`."""
-    prompt_ids, equal = _agreement(pairing)
-    return Pooled(PromptSums(prompt_ids, numpy.stack([equal, numpy.ones(len(equal))], axis=1)), ratio)
+    prompt_ids, numbers, equal = _agreement(pairing)
+    rows = numpy.stack([equal, numpy.ones(len(equal))], axis=1)
+    return Pooled(PromptSums(prompt_ids, numbers, rows), ratio)
 
 
 def agreement(pairing: Pairing) -> float | None:
@@ -135,19 +137,22 @@ def agreement(pairing: Pairing) -> float | None:
 
 def agreement_by_prompt(pairing: Pairing) -> dict[str, bool]:
     """Whether each prompt's outputs (every turn and repeat completed in both arms) have equal digests."""
-    prompt_ids, equal = _agreement(pairing)
-    return dict(zip(prompt_ids, equal.tolist(), strict=True))
+    prompt_ids, numbers, equal = _agreement(pairing)
+    return {
+        prompt_ids[number]: is_equal
+        for number, is_equal in zip(numbers.tolist(), equal.tolist(), strict=True)
+    }
 
 
-def _agreement(pairing: Pairing) -> tuple[list[str], Mask]:
-    """The prompts that have digests in both arms, as they first come, and of which all are equal."""
+def _agreement(pairing: Pairing) -> tuple[Sequence[str], NDArray[numpy.int64], Mask]:
+    """Ids of prompts by number; the prompts with digests in both arms, as they first come; of which all are equal."""
     pairs = pairs_of(pairing.completed_pairs)
     known, is_equal = _equal_outputs(pairs)
     all_codes, prompt_ids = pairs.arm.prompts
     codes = all_codes[known]
     order = first_come(codes)
     num_different = numpy.bincount(codes, ~is_equal[known])
-    return [prompt_ids[code] for code in order.tolist()], num_different[order] == 0
+    return prompt_ids, order, num_different[order] == 0
 
 
 def _equal_outputs(pairs: Pairs) -> tuple[Mask, Mask]:

@@ -157,9 +157,11 @@ def sum_by_prompt(
     lowest = int(codes.min(initial=len(prompt_ids)))
     codes = codes - lowest
     order = first_come(codes)  # that decides which draws fall on which prompt
-    names = [prompt_ids[code] for code in (order + lowest).tolist()]
-    sums = [numpy.bincount(codes, weights=column) for column in columns]
-    return Pooled(PromptSums(names, numpy.stack([column[order] for column in sums], axis=1)), formula)
+    by_code = [numpy.bincount(codes, weights=column) for column in columns]
+    sums = numpy.empty((len(order), len(columns)))
+    for place, column in enumerate(by_code):
+        sums[:, place] = column[order]
+    return Pooled(PromptSums(prompt_ids, order + lowest, sums), formula)
 
 
 def each(records: Records, metric: Callable[[RequestRecord], float | None]) -> list[float]:

@@ -106,22 +106,28 @@ class Pooled:
 class PromptSums(Mapping[str, "tuple[float, ...]"]):
     """Sums per prompt that are kept as one array: `Pooled.sums` of many prompts."""
 
-    def __init__(self, prompt_ids: Sequence[str], rows: NDArray[numpy.float64]) -> None:
-        """Args: `rows` [prompts, columns], in the order of `prompt_ids`."""
+    def __init__(
+        self, prompt_ids: Sequence[str], numbers: NDArray[numpy.int64], rows: NDArray[numpy.float64]
+    ) -> None:
+        """Args:
+        prompt_ids: of prompts by number.
+        numbers: [prompts] the number of each; its id is read when it is asked for.
+        rows: [prompts, columns].
+        """
         self.rows = rows
-        self._prompt_ids = prompt_ids
+        self._prompt_ids, self._numbers = prompt_ids, numbers
         self._places: dict[str, int] | None = None
 
     def __getitem__(self, prompt_id: str) -> tuple[float, ...]:
         if self._places is None:
-            self._places = {name: place for place, name in enumerate(self._prompt_ids)}
+            self._places = {name: place for place, name in enumerate(self)}
         return tuple(self.rows[self._places[prompt_id]].tolist())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._prompt_ids)
+        return map(self._prompt_ids.__getitem__, self._numbers.tolist())
 
     def __len__(self) -> int:
-        return len(self._prompt_ids)
+        return len(self._numbers)
 
 
 def intervals(metrics: Sequence[Pooled]) -> list[Interval | None]:

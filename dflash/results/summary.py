@@ -15,13 +15,7 @@ from dflash.results.averages import Average as Average
 from dflash.results.averages import averages_of
 from dflash.results.baselines import PlacedCell
 from dflash.results.breakdowns import TwoArms, break_down
-from dflash.results.cell_metrics import (
-    arm_metrics,
-    intervals_of,
-    pair_metrics,
-    pooled_arm_metrics,
-    pooled_pair_metrics,
-)
+from dflash.results.cell_metrics import arm_metrics, intervals_of, pair_metrics, pooled_metrics
 from dflash.results.cell_summary import CellSummary as CellSummary
 from dflash.results.cell_summary import Group as Group
 from dflash.results.cell_summary import all_at_limit as all_at_limit
@@ -143,8 +137,7 @@ class _Summariser:
             outcomes = {**self.facts[baseline.run].outcomes, **outcomes}
         records = compared.arm
         pairing = None if baseline is None else self._pair(baseline, compared)
-        pooled = pooled_arm_metrics(records, outcomes) | pooled_pair_metrics(cell, pairing)
-        (known,) = intervals_of([pooled])
+        (known,) = intervals_of([pooled_metrics(cell, records, pairing, outcomes)])
         values = arm_metrics(cell, records, outcomes, known) | load_metrics(cell, records, load)
         values |= pair_metrics(cell, pairing, compared.baseline, records, outcomes, known)
         findings = check_cell(cell, records) + check_scores(cell, records, outcomes)
@@ -173,7 +166,7 @@ class _Summariser:
             else None,
             findings=findings,
             differences=compared.differences,
-            breakdowns=break_down(TwoArms(cell, records, compared.baseline, pairing, outcomes)),
+            breakdowns=break_down(TwoArms(cell, records, compared.baseline, pairing, outcomes), known),
             unscored=unscored_counts(records, outcomes),
             finish_reasons=metrics.finish_reason_counts(records),
             error_kinds=metrics.error_kind_counts(records),

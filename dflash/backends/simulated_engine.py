@@ -93,6 +93,7 @@ class SimulatedEngine:
         block_size: B; None: the scenario's. A baseline has none.
         cache_block_tokens: what the prefix cache counts in (vLLM: blocks of 16; SGLang: single tokens).
         time_scale: of every scripted time; 0: as fast as possible.
+        verifies_every_step: also where an n-gram look-up finds nothing (SGLang).
 
     Raises:
         UsageError: a block size that the scenario's draft cannot have, or of a baseline.
@@ -106,7 +107,9 @@ class SimulatedEngine:
         block_size: int | None,
         cache_block_tokens: int,
         time_scale: float,
+        verifies_every_step: bool = False,
     ) -> None:
+        self._verifies_every_step = verifies_every_step
         self.scenario, self.settings, self.arm, self.time_scale = scenario, scenario.server, arm, time_scale
         self.block_size = _block_size(scenario, arm, block_size)
         self._loop = asyncio.get_running_loop()
@@ -135,6 +138,7 @@ class SimulatedEngine:
                 max_new_tokens=max_new_tokens,
                 ignore_stop=ignore_stop,
                 draft_share=self.settings.ngram_draft_share if self.arm == "ngram" else 1.0,
+                verifies_every_step=self._verifies_every_step,
             )
             answer = self._answers[call] = cut_into_chunks(script, self.settings.unicode_text)
             if len(self._answers) > _KEPT_ANSWERS:

@@ -39,6 +39,7 @@ class Dialect(Protocol):
     """One engine's protocol."""
 
     cache_block_tokens: int
+    verifies_every_step: bool
 
     def routes(self) -> list[web.RouteDef]:
         """The engine's own routes."""
@@ -126,6 +127,7 @@ class SimulatedServer:
             block_size=self._block_size,
             cache_block_tokens=dialect.cache_block_tokens,
             time_scale=self._time_scale,
+            verifies_every_step=dialect.verifies_every_step,
         )
         self.started_at = time.time()
         self.epoch_s = time.time() - time.perf_counter()  # added to a stamp, it is time since the epoch

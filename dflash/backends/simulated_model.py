@@ -103,6 +103,7 @@ def make_script(
     max_new_tokens: int,
     ignore_stop: bool = False,
     draft_share: float = 1.0,
+    verifies_every_step: bool = False,
 ) -> Script:
     """The tokens, steps and times of one request.
 
@@ -110,11 +111,12 @@ def make_script(
         key: the conversation, and whatever else the tokens depend on; two entries or more.
         block_size: B; None: plain decoding.
         ignore_stop: go on to the limit.
-        draft_share: of the steps that have a draft at all (n-gram look-up finds none in the others).
+        draft_share: of the steps that find a draft (n-gram look-up finds none in the others).
+        verifies_every_step: whether the others verify something all the same, and accept nothing of it.
     """
     chance = Chance(*key)
     output_ids, finish_reason = _output(scenario, chance, max_new_tokens, ignore_stop)
-    steps = _steps(scenario, chance, arm, block_size, len(output_ids) - 1, draft_share)
+    steps = _steps(scenario, chance, arm, block_size, len(output_ids) - 1, draft_share, verifies_every_step)
     prefill_ns = _duration_ns(scenario.prefill_ms, _spread(scenario, chance, arm, "prefill"))
     return Script(output_ids, finish_reason, prefill_ns, tuple(steps), (block_size or 1) - 1)
 
@@ -153,7 +155,13 @@ def _output(
 
 
 def _steps(
-    scenario: Scenario, chance: Chance, arm: str, block_size: int | None, num_tokens: int, draft_share: float
+    scenario: Scenario,
+    chance: Chance,
+    arm: str,
+    block_size: int | None,
+    num_tokens: int,
+    draft_share: float,
+    verifies_every_step: bool,
 ) -> list[Step]:
     """Decode steps that deliver `num_tokens` tokens after the prefill's."""
     num_draft_tokens = (block_size or 1) - 1
@@ -162,10 +170,11 @@ def _steps(
     while num_tokens > 0:
         number = len(steps)
         spread = _spread(scenario, chance, arm, number)
-        if block_size is None or (draft_share < 1 and chance("draft", number) >= draft_share):
+        finds_draft = draft_share >= 1 or chance("draft", number) < draft_share
+        if block_size is None or not (finds_draft or verifies_every_step):
             step = Step(1, None, 0, _duration_ns(scenario.baseline_step_ms, spread))
         else:
-            accepted = _num_accepted(scenario, chance, number, num_draft_tokens)
+            accepted = _num_accepted(scenario, chance, number, num_draft_tokens) if finds_draft else 0
             step = Step(
                 min(accepted + 1, num_tokens),
                 accepted,

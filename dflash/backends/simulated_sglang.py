@@ -68,6 +68,7 @@ class SglangDialect:
     """Routes and errors of one server."""
 
     cache_block_tokens = 1
+    verifies_every_step = True
 
     def __init__(self, server: SimulatedServer) -> None:
         self.server, self.settings = server, server.scenario.server

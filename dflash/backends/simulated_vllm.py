@@ -46,6 +46,7 @@ class VllmDialect:
     """Routes and errors of one server."""
 
     cache_block_tokens = CACHE_BLOCK_TOKENS
+    verifies_every_step = False
 
     def __init__(self, server: SimulatedServer) -> None:
         self.server, self.settings = server, server.scenario.server

@@ -38,7 +38,7 @@ from dflash.backends.openai_server import (
     stream_completion,
 )
 from dflash.backends.prometheus import MAX_WAIT_S, QUIET_S
-from dflash.backends.vllm_arms import check_alike, check_reasoning, complete_arm, describe
+from dflash.backends.vllm_arms import check_alike, check_reasoning, complete_arm, describe, skips_drafts
 from dflash.backends.vllm_server import (
     ANSWER_TIMEOUT_S,
     HOW_TO_START,
@@ -50,7 +50,6 @@ from dflash.errors import RequestError, UnavailableError, UsageError
 from dflash.results.records import Arm, PrefixCacheState
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-SKIPPING_METHODS = ("ngram", "suffix")  # they propose nothing where they find nothing
 GONE = ("connection_refused", "connection_failed", "connect_timeout", "disconnected", "http_503")
 RESET_EVERY_S = 0.25
 
@@ -67,7 +66,7 @@ class _Live:
 
     @property
     def skips_drafts(self) -> bool:
-        return (self.server.method or self.arm.name).startswith(SKIPPING_METHODS)
+        return skips_drafts(self.arm, self.server)
 
 
 class VllmBackend:

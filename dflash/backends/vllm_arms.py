@@ -16,6 +16,7 @@ from dflash.results.records import BASELINE, Arm
 MIN_DFLASH_RELEASE = (0, 20, 1)
 SEVERAL_TOKENS = "it has no counters of drafts, but most chunks of its first answer hold several tokens"
 METHODS = ("dflash", "eagle", "mtp", "ngram", "suffix", "medusa", "draft_model")
+SKIPPING_METHODS = ("ngram", "suffix")  # they propose nothing where they find nothing
 
 
 def complete_arm(arm: Arm, server: VllmServer, block_size: int | None) -> Arm:
@@ -51,6 +52,11 @@ def complete_arm(arm: Arm, server: VllmServer, block_size: int | None) -> Arm:
         draft=server.draft or arm.draft,
         draft_revision=server.draft_revision or arm.draft_revision,
     )
+
+
+def skips_drafts(arm: Arm, server: VllmServer) -> bool:
+    """Whether the arm has steps without a draft, which vLLM counts nowhere."""
+    return (server.method or arm.name).startswith(SKIPPING_METHODS)
 
 
 def check_alike(servers: Sequence[VllmServer], dtype: str | None) -> None:
@@ -195,6 +201,11 @@ def _draft_notes(arm: Arm, server: VllmServer) -> list[str]:
     else:
         notes.append("B is not told by the server" + (" and taken as given" if arm.block_size else ""))
     notes += method_notes(arm, server.method)
+    if skips_drafts(arm, server):
+        notes.append(
+            "it drafts only at steps where it finds something, and vLLM counts those alone: the acceptance length as "
+            "engines count it, and by counters, is over them, the delivered one over all steps"
+        )
     if not server.has_request_counts:
         notes.append(
             "acceptance is not told per request (--per-request-spec-decode-metrics detailed tells it)"

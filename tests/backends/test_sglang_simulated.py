@@ -110,6 +110,21 @@ def test_every_count_is_the_servers_own(arm: str, route: str, dp_ranks: int) -> 
         assert window.num_drafts == sum(entry.num_verify_steps for entry in log)
 
 
+def test_an_ngram_arm_verifies_in_every_step() -> None:
+    """Where the look-up finds nothing too: SGLang has no step without a verify call, as vLLM has."""
+    prompts = [prompt(place) for place in range(NUM_REQUESTS)]
+    description, answers, window, log = asyncio.run(play(SCENARIO, "ngram", prompts))
+    assert description.arms[0].name == "ngram"
+    generations = [answer for answer in answers if isinstance(answer, Generation)]
+    assert len(generations) == NUM_REQUESTS
+    for generation in generations:
+        steps, accepted = generation.num_verify_steps, generation.num_accepted_tokens
+        assert steps == generation.num_decode_steps == len(generation.chunk_num_tokens) - 1
+        assert accepted is not None
+        assert 0 <= 1 + steps + accepted - (generation.num_output_tokens or 0) <= 4, "identity 2, B = 5"
+    assert window.num_drafts == sum(entry.num_decode_steps for entry in log)
+
+
 def test_serving_fault_23_flushed_cache_is_seen_in_the_next_answers() -> None:
     """The window begins with an empty cache; the same prompt twice in it is served from the cache once."""
 

@@ -193,6 +193,14 @@ def test_label_that_names_no_method_is_taken() -> None:
     assert "mine B=4: the server drafts by ngram, and is called mine by the user" in description.notes
 
 
+def test_what_counters_mean_is_told_of_a_method_that_skips_drafts() -> None:
+    """The recorded ngram answer: 1.60 by the engine's counters where a step delivered 1.05."""
+    told = "vLLM counts those alone"
+    assert any(told in note for note in describe([drafting()], arms=[Arm("ngram")]).notes)
+    assert any(told in note for note in describe([drafting(server_info=server_info("suffix"))]).notes)
+    assert not any(told in note for note in describe([drafting()], arms=[Arm("eagle3")]).notes)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

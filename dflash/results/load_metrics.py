@@ -27,6 +27,7 @@ class LoadFacts:
     arrivals: Arrivals = field(default_factory=Arrivals)
     counts: ServerCounts | None = None  # None: in process
     slo: Slo | None = None
+    stamped_by: str | None = None  # who stamped arrivals: "kernel", "event loop"; None: not told
 
 
 def load_metrics(cell: Cell, records: Sequence[RequestRecord], facts: LoadFacts) -> dict[str, MetricValue]:

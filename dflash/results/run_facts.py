@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dflash.results.arrivals import Arrivals, collect_arrivals
 from dflash.results.baselines import PlacedCell
@@ -27,11 +28,12 @@ class RunFacts:
     arrivals: Mapping[str, Arrivals]
     windows: Mapping[str, Sequence[WindowRecord]]
     slo: Slo | None
+    stamped_by: str | None  # see `LoadFacts`
 
     def of_load(self, cell: Cell) -> LoadFacts:
         records, windows = self.records[cell.cell_id], self.windows.get(cell.cell_id, ())
         counts = count_server(records, windows) if cell.on_server else None
-        return LoadFacts(self.arrivals[cell.cell_id], counts, self.slo)
+        return LoadFacts(self.arrivals[cell.cell_id], counts, self.slo, self.stamped_by)
 
 
 def read_facts(run: Run) -> RunFacts:
@@ -53,7 +55,16 @@ def read_facts(run: Run) -> RunFacts:
         arrivals=collect_arrivals(records, run.chunks()),
         windows=windows,
         slo=slo_of(run.info.config),
+        stamped_by=_stamped_by(run.info.environment),
     )
+
+
+def _stamped_by(environment: Mapping[str, Any]) -> str | None:
+    """Of any engine of the run: it is this machine's doing."""
+    told = (
+        engine.get("arrivals_stamped_by") for engine in environment.values() if isinstance(engine, Mapping)
+    )
+    return next((str(value) for value in told if value), None)
 
 
 def read_saved_outputs(

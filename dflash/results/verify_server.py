@@ -8,17 +8,16 @@ from dflash.results import acceptance_metrics, metrics
 from dflash.results.arrivals import Arrivals, least_peak_tok_s
 from dflash.results.columns import table_of
 from dflash.results.finding import Finding, Severity, of, plural
-from dflash.results.formats import format_ms, format_percent
+from dflash.results.formats import format_percent
 from dflash.results.identities import check_throughput
 from dflash.results.load_metrics import LoadFacts
 from dflash.results.measured import Measured
 from dflash.results.records import Cell, RequestRecord
-from dflash.results.request_metrics import NS_PER_S, num_completed
+from dflash.results.request_metrics import num_completed
 from dflash.results.server_counters import COUNTER_WORDS, CountersVerdict, ServerCounts, cache_mark
 from dflash.results.verify import LOW_ACCEPTANCE_LENGTH
+from dflash.results.verify_client import check_client
 
-MAX_LOOP_LAG_NS = 5_000_000
-MAX_QUEUE_SHARE = 0.05  # of TTFT from due
 MAX_SEVERAL_SHARE = 0.5  # of a baseline's chunks: with more that hold several tokens it is none
 FEW_SEVERAL_SHARE = 0.1  # a server that is a little ahead of its client
 
@@ -37,13 +36,12 @@ def check_load(
         _contradicted_chunks(facts.arrivals, records),
         _baseline_not_plain(cell, records, facts),
         _retried(records),
-        _queued(cell, measured),
+        *check_client(cell, records, measured, facts),
     ]
     if facts.counts is not None:
         findings += [
             check_counters(facts.counts),
             _not_covered(facts.counts),
-            _loop_lag(facts.counts),
             _cached(measured, facts.counts),
             _low_acceptance(cell, records, facts.counts),
             _never_drafted(cell, records, facts.counts),
@@ -176,19 +174,6 @@ def _not_covered(counts: ServerCounts) -> Finding | None:
     return Finding("counters_not_complete", "warning", sentence)
 
 
-def _loop_lag(counts: ServerCounts) -> Finding | None:
-    p99_ns, most_ns = counts.loop_lag_ns()
-    if max(p99_ns or 0, most_ns or 0) <= MAX_LOOP_LAG_NS:
-        return None
-    p99, most = (format_ms(None if lag is None else lag / NS_PER_S) for lag in (p99_ns, most_ns))
-    sentence = (
-        f"This process read answers late: its event loop woke up to {most} ms late (p99 {p99} ms), more than "
-        f"{format_ms(MAX_LOOP_LAG_NS / NS_PER_S)} ms. Latencies here may be inflated by that: use a lower concurrency "
-        "or a machine with free cores."
-    )
-    return Finding("event_loop_lag", "warning", sentence)
-
-
 def _cached(measured: Measured, counts: ServerCounts) -> Finding | None:
     share = measured.number("cached_prompt_share")
     mark = cache_mark(share, counts.prefix_cache)
@@ -245,21 +230,6 @@ def _retried(records: Sequence[RequestRecord]) -> Finding | None:
         "took them is part of their TTFT and E2EL."
     )
     return Finding("retried_requests", "warning", sentence)
-
-
-def _queued(cell: Cell, measured: Measured) -> Finding | None:
-    """Coordinated omission: a client that sends late must say so."""
-    queue, from_due = measured.number("queue_s"), measured.number("ttft_from_due_s")
-    if cell.workload.request_rate is None or queue is None or not from_due:
-        return None
-    if queue <= MAX_QUEUE_SHARE * from_due:
-        return None
-    sentence = (
-        f"Requests were sent {format_ms(queue)} ms after they were due on average (p99 "
-        f"{format_ms(measured.number('queue_s_p99'))} ms): the load is above what the server or --concurrency takes. "
-        "Read TTFT from due, which counts that time."
-    )
-    return Finding("requests_queued", "warning", sentence)
 
 
 def _low_acceptance(cell: Cell, records: Sequence[RequestRecord], counts: ServerCounts) -> Finding | None:

@@ -28,12 +28,14 @@ def exchange(num=6, **changes):
     ]
 
 
-def findings(pairs, place=ARM, windows=None, **window_changes):
+def findings(pairs, place=ARM, windows=None, stamped_by=None, **window_changes):
     records = [record for record, _ in pairs]
     if windows is None:
         windows = [window_of(place, 0, [record for record, _ in exchange()], **window_changes)]
     facts = LoadFacts(
-        collect_arrivals({"a": records}, [chunk for _, chunk in pairs])["a"], count_server(records, windows)
+        collect_arrivals({"a": records}, [chunk for _, chunk in pairs])["a"],
+        count_server(records, windows),
+        stamped_by=stamped_by,
     )
     values = arm_metrics(place, records) | load_metrics(place, records, facts)
     return {finding.code: finding for finding in check_load(place, records, Measured(values), facts)}
@@ -124,6 +126,29 @@ def test_a_late_event_loop_is_said(p99_ns, most_ns, is_said):
         assert "inflated" in found["event_loop_lag"].sentence
 
 
+def test_a_late_event_loop_inflates_no_latency_that_the_kernel_stamps():
+    once = {"loop_lag_p99_ns": 200_000, "loop_lag_max_ns": 31 * MS}
+    found = findings(exchange(), stamped_by="kernel", **once)["event_loop_lag"]
+    assert found.severity == "info"
+    assert "latencies hold" in found.sentence
+    often = {"loop_lag_p99_ns": 6 * MS, "loop_lag_max_ns": 31 * MS}
+    assert findings(exchange(), stamped_by="kernel", **often)["event_loop_lag"].severity == "warning"
+    assert "inflated" in findings(exchange(), stamped_by="event loop", **once)["event_loop_lag"].sentence
+
+
+def test_a_late_event_loop_is_one_sentence_for_all_arms_with_a_mend_that_there_is():
+    lags = [{"loop_lag_p99_ns": MS, "loop_lag_max_ns": most * MS} for most in (9, 31)]
+    assert len({findings(exchange(), **lag)["event_loop_lag"] for lag in lags}) == 1
+    alone = replace(ARM, workload=workload(num_prompts=6, concurrency=1))
+    open_loop = replace(ARM, workload=workload(num_prompts=6, concurrency=9, request_rate=2.0))
+    for place, mend in (
+        (ARM, "free cores or a lower concurrency."),
+        (alone, "Use a machine with free cores."),
+        (open_loop, "free cores or a lower --request-rate."),
+    ):
+        assert findings(exchange(), place, **lags[0])["event_loop_lag"].sentence.endswith(mend)
+
+
 def test_prompts_from_the_prefix_cache_are_said_with_their_share():
     found = findings(exchange(num_cached_tokens=32))
     assert (
@@ -151,6 +176,27 @@ def test_requests_sent_late_are_said_in_an_open_loop_alone():
     assert "requests_queued" not in findings(late)
     in_time = [(replace(record, due_ns=record.sent_ns - MS), chunk) for record, chunk in exchange()]
     assert findings(in_time, open_loop) == {}
+
+
+def test_whose_fault_a_late_sending_is():
+    """The server was once blamed where no request had to wait for a place, and the client was late."""
+    late = [(replace(record, due_ns=record.sent_ns - 30 * MS), chunk) for record, chunk in exchange()]
+
+    def sentence(concurrency, **lag):
+        load = workload(num_prompts=6, concurrency=concurrency, request_rate=2.0)
+        return findings(late, replace(ARM, workload=load), **lag)["requests_queued"].sentence
+
+    full = sentence(2, loop_lag_p99_ns=MS, loop_lag_max_ns=4 * MS)
+    assert "all 2 places of --concurrency were taken: the load is above what the server takes" in full
+    assert "this process" not in full
+    free = sentence(3, loop_lag_p99_ns=25 * MS, loop_lag_max_ns=40 * MS)
+    assert (
+        "a place was always free, so it was this process that was late (its event loop by up to 40.0" in free
+    )
+    assert "above what the server takes" not in free
+    either = sentence(2, loop_lag_p99_ns=25 * MS, loop_lag_max_ns=40 * MS)
+    assert "all 2 places" in either
+    assert "or this process was late itself" in either
 
 
 def test_chunks_that_hold_more_than_the_usage_are_an_error():

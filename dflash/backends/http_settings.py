@@ -36,6 +36,11 @@ class BaseUrl:
     user: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
 
+    @property
+    def port(self) -> int:
+        parts = urlsplit(self.url)
+        return parts.port or {"http": 80, "https": 443}[parts.scheme]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
@@ -121,8 +126,8 @@ def server_address(base_url: BaseUrl) -> str:
     """
     parts = urlsplit(base_url.url)
     host = "localhost" if base_url.host in _THIS_MACHINE else base_url.host
-    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-    return hide_in_address(f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}{parts.path}")
+    host = f"[{host}]" if ":" in host else host
+    return hide_in_address(f"{parts.scheme}://{host}:{base_url.port}{parts.path}")
 
 
 def read_api_key(

@@ -16,7 +16,7 @@ from dflash.backends.chat_stream import ChatStreamReader, ChatStreamRecord, Spec
 from dflash.backends.chat_template import REASONING_LEVELS, REASONING_SWITCHES
 from dflash.backends.http import HttpClient
 from dflash.backends.http_answer import StreamResult
-from dflash.backends.http_settings import HttpSettings, parse_base_url
+from dflash.backends.http_settings import HttpSettings, is_this_machine, parse_base_url
 from dflash.errors import DFlashError, RequestError, UnavailableError, UsageError
 
 ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -67,6 +67,12 @@ def open_client(settings: BackendSettings, url: str) -> HttpClient:
             verify_tls=settings.verify_tls,
         )
     )
+
+
+def place_to_start(url: str) -> tuple[str, int]:
+    """Where a server must be started to be found at `url`: ` on HOST` where that is not this machine, and its port."""
+    base = parse_base_url(url)
+    return "" if is_this_machine(base.host) else f" on {base.host}", base.port
 
 
 def open_error(error: RequestError, url: str, how_to_start: str) -> DFlashError:

@@ -43,9 +43,9 @@ from dflash.backends.sglang_arms import check_alike, complete_arm, describe
 from dflash.backends.sglang_server import (
     CHAT_EXTRA,
     GONE,
-    HOW_TO_START,
     NOT_OFFERED,
     SglangServer,
+    how_to_start,
     inspect_server,
 )
 from dflash.backends.sglang_stream import GENERATE_PATH, NativeStreamReader, native_body, render_prompt
@@ -296,4 +296,4 @@ def _check_labels(servers: Sequence[_Live]) -> None:
 
 def _raise_if_gone(error: RequestError, url: str) -> None:
     if error.kind in GONE:
-        raise UnavailableError(f"the server at {url} is gone ({error.fault})", HOW_TO_START) from None
+        raise UnavailableError(f"the server at {url} is gone ({error.fault})", how_to_start(url)) from None

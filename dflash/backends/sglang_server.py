@@ -23,6 +23,7 @@ from dflash.backends.openai_server import (
     first_answer,
     open_error,
     other_engine,
+    place_to_start,
     read_models,
 )
 from dflash.backends.sglang_stream import (
@@ -35,10 +36,6 @@ from dflash.backends.sglang_stream import (
 from dflash.errors import RequestError, UsageError
 from dflash.results.records import Arm
 
-HOW_TO_START = (
-    "start one by `python -m sglang.launch_server --model-path MODEL --port 30000`, with a draft by adding "
-    "--speculative-algorithm DFLASH --speculative-draft-model-path DRAFT --speculative-num-draft-tokens B"
-)
 INFO_PATHS = ("/server_info", "/get_server_info")
 # Long enough to fill a page of the prefix cache, so that a second answer shows whether cached tokens are told.
 PROBE_TEXT = "Repeat these lines:" + "\none two three four five six seven eight" * 12
@@ -165,7 +162,7 @@ async def inspect_server(client: HttpClient, settings: BackendSettings) -> Sglan
         check_engine(models, "sglang", url)
         info = await _read_info(client)
     except RequestError as error:
-        raise open_error(error, url, HOW_TO_START) from None
+        raise open_error(error, url, how_to_start(url)) from None
     if "vllm_config" in info:
         raise other_engine(url, "sglang", "vllm", "/server_info")
     asked = None if settings.model == info.get("model_path") else settings.model
@@ -180,6 +177,15 @@ def release_of(version: str | None) -> tuple[int, ...] | None:
     """(0, 5, 23) of "0.5.23.post1+g1a2b"; None where it is not told (0.0.0 is an untagged build)."""
     found = re.match(r"\d+(\.\d+)+", version or "")
     release = tuple(map(int, found.group().split("."))) if found else ()
+def how_to_start(url: str) -> str:
+    """The mend where no server answers at `url`."""
+    host, port = place_to_start(url)
+    return (
+        f"start one{host} by `python -m sglang.launch_server --model-path MODEL --port {port}`, with a draft by adding "
+        "--speculative-algorithm DFLASH --speculative-draft-model-path DRAFT --speculative-num-draft-tokens B"
+    )
+
+
     return release if any(release) else None
 
 
@@ -290,7 +296,7 @@ def _probe_error(error: RequestError, url: str, route: str) -> Exception:
             "generate": f"is it an SGLang server? {TOKENIZE_PATH} and {GENERATE_PATH} were asked",
         }.get(route, "use the route 'chat'")
         return UsageError(f"{url} refuses a request on the route {route!r} ({error.fault})", mend)
-    return open_error(error, url, HOW_TO_START)
+    return open_error(error, url, how_to_start(url))
 
 
 def _text(value: object) -> str | None:

@@ -41,7 +41,6 @@ from dflash.backends.prometheus import MAX_WAIT_S, QUIET_S
 from dflash.backends.vllm_arms import check_alike, check_reasoning, complete_arm, describe, skips_drafts
 from dflash.backends.vllm_server import (
     ANSWER_TIMEOUT_S,
-    HOW_TO_START,
     NOT_OFFERED,
     VllmServer,
     inspect_server,
@@ -51,6 +50,7 @@ from dflash.results.records import Arm, PrefixCacheState
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 GONE = ("connection_refused", "connection_failed", "connect_timeout", "disconnected", "http_503")
+    how_to_start,
 RESET_EVERY_S = 0.25
 
 
@@ -266,4 +266,4 @@ def _check_labels(servers: Sequence[_Live]) -> None:
 
 def _raise_if_gone(error: RequestError, url: str) -> None:
     if error.kind in GONE:
-        raise UnavailableError(f"the server at {url} is gone ({error.fault})", HOW_TO_START) from None
+        raise UnavailableError(f"the server at {url} is gone ({error.fault})", how_to_start(url)) from None

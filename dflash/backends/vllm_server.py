@@ -23,16 +23,13 @@ from dflash.backends.openai_server import (
     first_answer,
     open_error,
     other_engine,
+    place_to_start,
     read_models,
 )
 from dflash.backends.prometheus import MetricsSnapshot, spec_decode_counters
 from dflash.errors import RequestError, UnavailableError, UsageError
 from dflash.results.records import Arm
 
-HOW_TO_START = (
-    "start one by `vllm serve MODEL --port 8000`, with a draft by adding --speculative-config "
-    '\'{"method": "dflash", "model": DRAFT, "num_speculative_tokens": B-1}\''
-)
 PROBE_TEXT = "Repeat this line: one two three one two three one two three"
 PROBE_TOKENS = 8
 ANSWER_TIMEOUT_S = 30.0  # for an answer that takes no tokens; /server_info looks at the machine first
@@ -91,7 +88,7 @@ async def inspect_server(
         version = await _get(client, "/version")
         info = await _get(client, "/server_info?config_format=json")
     except RequestError as error:
-        raise open_error(error, url, HOW_TO_START) from None
+        raise open_error(error, url, how_to_start(url)) from None
     if "speculative_algorithm" in info:
         raise other_engine(url, "vllm", "sglang", "/server_info")
     config = _mapping(info.get("vllm_config"))
@@ -120,6 +117,15 @@ async def inspect_server(
         has_token_ids=answer.output_ids is not None,
         has_request_counts=answer.speculation is not None,
         has_cached_tokens=answer.num_cached_tokens is not None,
+    )
+
+
+def how_to_start(url: str) -> str:
+    """The mend where no server answers at `url`."""
+    host, port = place_to_start(url)
+    return (
+        f"start one{host} by `vllm serve MODEL --port {port}`, with a draft by adding --speculative-config "
+        '\'{"method": "dflash", "model": DRAFT, "num_speculative_tokens": B-1}\''
     )
 
 
@@ -183,7 +189,7 @@ async def _probe(
                 f"{url} refuses a chat request ({error.fault})",
                 "a model without a chat template is asked by the route 'completions'",
             ) from None
-        raise open_error(error, url, HOW_TO_START) from None
+        raise open_error(error, url, how_to_start(url)) from None
     return answer, left_out, other_answer.prompt_ids != answer.prompt_ids
 
 

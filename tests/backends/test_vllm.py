@@ -13,7 +13,7 @@ import orjson
 import pytest
 from made_up_vllm import MadeUpVllm, metrics_text, running, speculation, stream_of
 
-from dflash.backends import create_backend
+from dflash.backends import create_backend, sglang_server, vllm_server
 from dflash.backends.base import (
     BackendDescription,
     BackendSettings,
@@ -381,9 +381,17 @@ def test_no_server_is_unavailable_with_the_way_to_start_one() -> None:
             pass
         await VllmBackend(BackendSettings(endpoints=(Endpoint(server.url),))).open([UNKNOWN])
 
-    with pytest.raises(UnavailableError, match=r"no server answers at http://127.*vllm serve") as caught:
+    with pytest.raises(
+        UnavailableError, match=r"no server answers at [^ ]*:(\d+) .*vllm serve MODEL --port \1`"
+    ) as caught:
         asyncio.run(main())
     assert "\n" not in str(caught.value)
+
+
+def test_the_way_to_start_a_server_names_the_place_that_was_asked() -> None:
+    assert "start one by `vllm serve MODEL --port 8000`" in vllm_server.how_to_start("http://localhost:8000")
+    assert "start one on gpu-1 by `vllm serve MODEL --port 80`" in vllm_server.how_to_start("http://gpu-1")
+    assert "--port 30001`" in sglang_server.how_to_start("http://127.0.0.1:30001")
 
 
 def test_server_that_is_not_healthy_is_unavailable() -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dflash.backends import BACKENDS, create_backend
-from dflash.config import BenchmarkConfig
+from dflash.config import BenchmarkConfig, check_concurrency
 from dflash.datasets.catalogue import CUSTOM, expand_datasets, find_dataset
 from dflash.environment import fingerprint
 from dflash.errors import DFlashError
@@ -16,11 +16,14 @@ from dflash.plan import max_new_tokens_of, num_prompts_asked, num_warmup_of, pla
 from dflash.prompt_sets import load_prompt_sets
 from dflash.prompts import PromptSet
 from dflash.results.records import Arm, Cell
+from dflash.results.titles import capped, words_of_load
+from dflash.server_options import SERVER_BACKENDS
 from dflash.stages import backend_settings, make_stages
 
 if TYPE_CHECKING:
     from dflash.results.store import Run
 
+_IN_PROCESS = 1  # requests at a time, of every backend that is no server
 _AS_SET = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", "reasoning", "request_rate")
 
 
@@ -30,7 +33,7 @@ class PlannedCell:
 
     backend: str
     dataset: str
-    concurrency: int
+    concurrency: int | None  # None: an open loop that nobody capped
     request_rate: float | None
     arm: str  # "": a running server says what it is
     block_size: int | None  # None beside an arm that drafts: the draft's own
@@ -49,10 +52,15 @@ def list_cells(config: BenchmarkConfig) -> tuple[PlannedCell, ...]:
     """Every cell of a sweep in order.
 
     Data sets are read where they are shipped, given as a file, or in the cache; nothing is fetched.
+
+    Raises:
+        UsageError: a load that the engine cannot take, or a named run that cannot be read.
     """
     run = _named_run(config)
     found: list[PlannedCell] = []
     for part in config.all_parts:
+        if part.backend not in SERVER_BACKENDS:
+            check_concurrency(part.loads, part.backend, _IN_PROCESS)
         sets = {name: _at_hand(part, name) for name in part.dataset_names}
         ids = _ids(part, sets)
         for dataset in part.dataset_names:
@@ -73,7 +81,6 @@ def list_lines(cells: Sequence[PlannedCell]) -> Iterator[str]:
         own = cell.block_size or "the draft's own"
         block = "" if cell.arm in ("baseline", "") else f" B={own}"
         heat = "" if cell.temperature == 0 else f", temperature {cell.temperature:g}"
-        rate = "" if cell.request_rate is None else f" at {cell.request_rate:g} requests/s"
         prompts = "unknown prompts" if cell.num_prompts is None else f"{cell.num_prompts} prompts"
         requests = "" if cell.num_requests is None else f", {cell.num_requests} requests"
         known = "" if cell.cell_id is None else f"  {cell.cell_id}"
@@ -84,7 +91,7 @@ def list_lines(cells: Sequence[PlannedCell]) -> Iterator[str]:
             f"{prompts}{requests} in {_rounds(cell.repeats)}, at most {cell.max_new_tokens} new tokens{heat}"
         )
         yield (
-            f"{cell.backend}  {cell.dataset}  concurrency {cell.concurrency}{rate}  {arm}{block}  "
+            f"{cell.backend}  {cell.dataset}  {words_of_load(cell.concurrency, cell.request_rate)}  {arm}{block}  "
             f"{size}{known}{status}"
         )
     total = sum(cell.num_requests or 0 for cell in cells)
@@ -117,7 +124,7 @@ def _planned(
     return PlannedCell(
         backend=part.backend,
         dataset=dataset,
-        concurrency=concurrency,
+        concurrency=capped(concurrency, part.request_rate),
         request_rate=part.request_rate,
         arm=arm.name,
         block_size=arm.block_size,
@@ -204,8 +211,9 @@ def _in_run(planned: PlannedCell, part: BenchmarkConfig, run: Run, cell_id: str 
 def _is_like(cell: Cell, planned: PlannedCell, part: BenchmarkConfig) -> bool:
     workload = cell.workload
     wanted = {name: getattr(part, name) for name in _AS_SET} | {"max_new_tokens": planned.max_new_tokens}
+    concurrency = capped(workload.concurrency, workload.request_rate)
     return (
-        (cell.backend, workload.dataset, workload.concurrency, cell.arm.name)
+        (cell.backend, workload.dataset, concurrency, cell.arm.name)
         == (planned.backend, planned.dataset, planned.concurrency, planned.arm)
         and planned.block_size in (None, cell.arm.block_size)
         and all(getattr(workload, name) == value for name, value in wanted.items())

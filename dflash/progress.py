@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
+from dflash.results.finding import plural
 from dflash.results.records import Cell, RequestRecord
+from dflash.results.titles import load_words, short_load_words
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -179,10 +181,14 @@ class LineProgress:
         self._num_units += num_units
 
     def start_group(self, cells: Sequence[Cell], num_units: int) -> None:
-        workload = cells[0].workload
         self._figures, self._group_left = RunningFigures(cells), num_units
+        if not num_units:
+            return  # of a run that goes on: nothing of this group is left
         arms = ", ".join(cell.arm.label for cell in cells)
-        self.say(f"{workload.dataset}, concurrency {workload.concurrency}: {num_units} prompts in {arms}")
+        # On servers a prompt counts once in every arm: the arms do not take turns prompt by prompt.
+        counted = ", all arms together," if cells[0].on_server and len(cells) > 1 else ""
+        title = f"{cells[0].workload.dataset}, {load_words(cells[0])}"
+        self.say(f"{title}: {plural(num_units, 'prompt')}{counted} in {arms}")
 
     def add(self, record: RequestRecord) -> None:
         if self._figures is not None:
@@ -239,7 +245,7 @@ class BarProgress:
 
     def start_group(self, cells: Sequence[Cell], num_units: int) -> None:
         self._figures = RunningFigures(cells)
-        self._title = f"{cells[0].workload.dataset} c={cells[0].workload.concurrency}"
+        self._title = f"{cells[0].workload.dataset} {short_load_words(cells[0].workload)}"
         self._draw(0, force=True)
 
     def add(self, record: RequestRecord) -> None:

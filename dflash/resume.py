@@ -15,6 +15,7 @@ from dflash.errors import UsageError
 from dflash.plan import IDENTITY_PARTS, Group, short_digest
 from dflash.prompts import Prompt
 from dflash.results.records import Arm, Cell, DatasetInfo, RequestRecord, RunInfo, Workload
+from dflash.results.titles import load_words
 
 Unit = tuple[str, int]  # prompt, repeat
 
@@ -145,8 +146,8 @@ def slot_of(cell: Cell) -> tuple[object, ...]:
 
 
 def title_of(cell: Cell) -> str:
-    """`dflash B=4 on gsm8k at concurrency 1`."""
-    return f"{cell.arm.label} on {cell.workload.dataset} at concurrency {cell.workload.concurrency}"
+    """`dflash B=4 on gsm8k, concurrency 1`."""
+    return f"{cell.arm.label} on {cell.workload.dataset}, {load_words(cell)}"
 
 
 def environment_of(info: RunInfo, cell: Cell) -> Mapping[str, Any]:

@@ -35,17 +35,19 @@ class Block:
     units: tuple[Unit, ...]
 
 
-def plan_blocks(units: Sequence[Sequence[Unit]], concurrency: int, *, baseline_first: bool) -> list[Block]:
+def plan_blocks(units: Sequence[Sequence[Unit]], num_places: int, *, baseline_first: bool) -> list[Block]:
     """Two live servers are never loaded at once: blocks A B B A, each with half of the units.
 
     A single arm, or too few units to keep a server full in both halves: one block each.
 
     Args:
         units: of each arm, the baseline first: what is left to run.
+        num_places: requests that the load keeps under way, of an open loop those of its first seconds (see
+            `plan.num_under_way`): what it takes to fill a server once.
         baseline_first: A B A B instead, where the later arms need the baseline's answers.
     """
     longest = max(map(len, units), default=0)
-    num_halves = 2 if len(units) > 1 and longest >= 2 * MIN_ROUNDS_OF_BLOCK * concurrency else 1
+    num_halves = 2 if len(units) > 1 and longest >= 2 * MIN_ROUNDS_OF_BLOCK * num_places else 1
     blocks = []
     for half in range(num_halves):
         order = range(len(units))
@@ -135,7 +137,8 @@ class ServedRunner:
         warm: set[int] = set()
         failures: dict[str, Exception] = {}
         is_cut = has_run = False
-        for block in plan_blocks(units, group.workload.concurrency, baseline_first=group.has_turns):
+        num_places = num_under_way(group.workload.concurrency, group.workload.request_rate)
+        for block in plan_blocks(units, num_places, baseline_first=group.has_turns):
             cell = group.cells[block.arm_index]
             if cell.cell_id in failures:
                 continue

@@ -13,6 +13,7 @@ from dflash.errors import UsageError
 from dflash.plan import Group, make_groups
 from dflash.prompts import PromptSet
 from dflash.results.records import Arm
+from dflash.results.titles import load_words
 from dflash.server_options import SERVER_BACKENDS, api_key_of, endpoints_of, headers_of, timeouts_of
 
 UNKNOWN = "not known"
@@ -65,8 +66,8 @@ class Stage:
         twice = next((group for group in groups if ids.count(group.workload_id) > 1), None)
         if twice is not None:
             raise UsageError(
-                f"two grids of the suite hold {twice.workload.dataset} at concurrency "
-                f"{twice.workload.concurrency} under the same settings",
+                f"two grids of the suite hold {twice.workload.dataset} at {load_words(twice.cells[0])} under the same "
+                "settings",
                 "name it in one of them",
             )
         return groups
@@ -126,7 +127,7 @@ def backend_settings(config: BenchmarkConfig) -> BackendSettings:
 def undescribed(config: BenchmarkConfig, arms: Sequence[Arm]) -> BackendDescription:
     """An engine that was never opened, as far as the settings describe it."""
     return BackendDescription(
-        target=config.model or UNKNOWN, target_revision=None, dtype=config.dtype or UNKNOWN, arms=tuple(arms)
+        target=config.model or UNKNOWN, target_revision=None, dtype=config.dtype, arms=tuple(arms)
     )
 
 

@@ -30,6 +30,7 @@ from dflash.ranks import RankError, Ranks, ranks_words
 from dflash.recorder import Invocation, RunRecorder, new_segment
 from dflash.results.records import Cell, CellStatus, RunInfo
 from dflash.results.store import Run, RunWriter, load_run
+from dflash.results.titles import load_words
 from dflash.run_folder import new_run_folder
 from dflash.served import BaselineTexts, ServedRunner, units_left
 from dflash.stages import Stage
@@ -204,9 +205,9 @@ class Sweep:
                 self._failures[cell.cell_id] = reason
                 self._set_status([cell], "failed", reason)
         if failures:
-            title = f"{group.workload.dataset} at concurrency {group.workload.concurrency}"
+            title = f"{group.workload.dataset}, {load_words(group.cells[0])}"
             for reason in dict.fromkeys(self._failures[cell_id] for cell_id in failures):
-                self._progress.say(f"{title} failed: {reason}")
+                self._progress.say(f"{title}: failed: {reason}")
         if is_cut:
             self.cut = self._budget.reason
         elif is_last:

@@ -194,7 +194,7 @@ def test_a_cell_that_measured_nothing_gives_way_without_a_trace(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"block_sizes": (8,)}, "also holds dflash B=4 on quickstart at concurrency 1"),
+        ({"block_sizes": (8,)}, "also holds dflash B=4 on quickstart, concurrency 1"),
         ({"arms": ("dflash",)}, "also holds baseline on quickstart"),
         ({"smoke": True}, "one prompt would retire the 4 of baseline on quickstart"),
     ],

@@ -292,6 +292,20 @@ def test_an_open_loop_is_warmed_up_at_its_rate(tmp_path: Path, monkeypatch: pyte
     assert measured[0].request_rate == 3
 
 
+def test_an_open_loop_that_nobody_capped_is_split_by_what_its_rate_keeps_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run_load(load: Load, jobs: Any, deadline_ns: int | None = None) -> None:
+        await dflash.load.run_load(replace(load, request_rate=1e6), jobs, deadline_ns)
+
+    monkeypatch.setattr(dflash.served, "run_load", run_load)
+    with two_servers("vllm") as servers:
+        run = run_on(servers, tmp_path, "vllm", request_rate=0.5).run
+    labels = {cell.cell_id: cell.arm.name for cell in run.info.cells}
+    windows = [(labels[window.cell_id], window.block, window.num_own_requests) for window in run.windows()]
+    assert windows == [("baseline", 0, 5), ("dflash", 0, 5), ("dflash", 1, 5), ("baseline", 1, 5)]
+
+
 def test_a_key_is_in_no_file(tmp_path: Path) -> None:
     with two_servers("vllm") as servers:
         config = BenchmarkConfig(

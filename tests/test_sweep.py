@@ -186,6 +186,22 @@ def test_data_sets_that_are_not_at_hand_are_estimated(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "nothing is fetched"
 
 
+def test_the_list_shows_every_load(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--backend", "vllm", "--dataset-file", str(tmp_path), "--dataset", "gsm8k", "--list"]
+    assert main([*words, "--request-rate", "4"]) == 0
+    assert "vllm  gsm8k  open loop at 4 requests/s  what the server is" in capsys.readouterr().out
+    assert main([*words, "--request-rate", "4", "--concurrency", "8,16"]) == 0
+    assert "open loop at 4 requests/s, at most 16 under way" in capsys.readouterr().out
+    assert main([*words, "--request-rate", "4", "--json", "-"]) == 0
+    (cell,) = json.loads(capsys.readouterr().out)["cells"]
+    assert (cell["concurrency"], cell["request_rate"]) == (None, 4.0)
+
+
+def test_the_list_refuses_a_load_that_the_run_would_refuse() -> None:
+    with pytest.raises(UsageError, match="--concurrency 4: backend 'simulated' runs at most 1"):
+        listed(concurrencies=(1, 4))
+
+
 def test_the_list_is_a_document_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--backend", "simulated", "--suite", "ci", "--list", "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)

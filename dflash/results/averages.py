@@ -17,6 +17,7 @@ class Average:
     arm_label: str
     concurrency: int
     request_rate: float | None  # open loop
+    settings: str  # where they tell it from another average of the same arm and load
     num_datasets: int
     speedup: float | None
     acceptance_length: float | None
@@ -24,16 +25,18 @@ class Average:
 
 
 def averages_of(groups: Sequence[Group]) -> tuple[Average, ...]:
-    """Of every arm that was run once on each of two data sets or more; None where one of them has no figure."""
-    members: dict[tuple[str, str, int, float | None], list[CellSummary]] = {}
+    """Of every arm that was run once on each of two data sets or more under equal settings; None where one of them
+    has no figure.
+    """
+    members: dict[tuple[str, str, int, float | None, str], list[CellSummary]] = {}
     for group in groups:
         for cell in group.cells:
             if not cell.cell.arm.is_baseline:
                 workload = cell.cell.workload
-                key = (cell.cell.backend, cell.label, workload.concurrency, workload.request_rate)
-                members.setdefault(key, []).append(cell)
+                load = (workload.concurrency, workload.request_rate)
+                members.setdefault((cell.cell.backend, cell.label, *load, group.settings), []).append(cell)
     averages = []
-    for (backend, label, concurrency, request_rate), cells in members.items():
+    for (backend, label, concurrency, request_rate, settings), cells in members.items():
         datasets = {cell.cell.workload.dataset for cell in cells}
         if len(datasets) < 2 or len(datasets) != len(cells):
             continue
@@ -43,6 +46,7 @@ def averages_of(groups: Sequence[Group]) -> tuple[Average, ...]:
                 label,
                 concurrency,
                 request_rate,
+                settings,
                 len(datasets),
                 geometric_mean_of_all([cell.number("speedup") for cell in cells]),
                 arithmetic_mean_of_all([cell.number("acceptance_length") for cell in cells]),

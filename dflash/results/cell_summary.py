@@ -74,6 +74,7 @@ class Group:
     cells: tuple[CellSummary, ...]
     # Where an interval shows it: by speedup (the baseline counts as 1), by decode speed where nothing is paired.
     fastest: CellSummary | None
+    settings: str = ""  # where they tell this group from another of equal data set, backend and load
     from_runs: str = ""  # where it tells this group from another of the same workload
 
     @property

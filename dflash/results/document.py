@@ -13,6 +13,7 @@ from dflash.results.server_counters import COMPARED, ServerCounts
 from dflash.results.stats import Interval
 from dflash.results.store import Run
 from dflash.results.summary import CellSummary, RunSummary
+from dflash.results.titles import capped
 
 if TYPE_CHECKING:
     from dflash.results.unread import UnreadRun
@@ -43,7 +44,7 @@ def _retired_document(run: Run, cell: Cell) -> dict[str, Any]:
         "arm": cell.arm.name,
         "block_size": cell.arm.block_size,
         "dataset": cell.workload.dataset,
-        "concurrency": cell.workload.concurrency,
+        "concurrency": capped(cell.workload.concurrency, cell.workload.request_rate),
         "reason": cell.reason,
         "num_requests": sum(record.cell_id == cell.cell_id for record in run.records),
     }
@@ -86,7 +87,7 @@ def _cell_document(summary: CellSummary, infos: Sequence[RunInfo]) -> dict[str, 
         "arm": cell.arm.name,
         "dataset": workload.dataset,
         "prompts_digest": workload.prompts_digest,
-        "concurrency": workload.concurrency,
+        "concurrency": capped(workload.concurrency, workload.request_rate),
         "request_rate": workload.request_rate,
         "block_size": block_size,
         "num_speculative_tokens": None if block_size is None else block_size - 1,
@@ -100,6 +101,10 @@ def _cell_document(summary: CellSummary, infos: Sequence[RunInfo]) -> dict[str, 
         "draft_revision": cell.arm.draft_revision,
         "dtype": workload.dtype,
         "temperature": workload.temperature,
+        "top_p": workload.top_p,
+        "top_k": workload.top_k,
+        "seed": workload.seed,
+        "reasoning": workload.reasoning,
         "max_new_tokens": workload.max_new_tokens,
         "status": cell.status,
         "reason": cell.reason,
@@ -115,12 +120,12 @@ def _cell_document(summary: CellSummary, infos: Sequence[RunInfo]) -> dict[str, 
             for name, spread in summary.between_repeats.items()
         },
         "why_no_speed": summary.why_no_speed,
+        "why_no_steady": summary.why_no_steady,
         "why_no_speedup": None if cell.arm.is_baseline else summary.why_no_speedup,
         "left_out": {} if summary.pairing is None else dict(summary.pairing.left_out),
         "unscored": dict(summary.unscored),
         "categories": _parts("category", parts.categories),
         "prompt_lengths": _parts("prompt_length", parts.prompt_lengths),
-        "why_no_steady": summary.why_no_steady,
         "num_unknown_prompt_lengths": parts.num_unknown_lengths,
         "turns": _parts("turn", parts.turns, int),
         "findings": [

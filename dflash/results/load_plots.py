@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dflash.results import plot_style
 from dflash.results.acceptance_plots import title_panel
 from dflash.results.summary import CellSummary, Group, RunSummary
-from dflash.results.titles import target_line
+from dflash.results.titles import parts_beside_load, target_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,18 +62,18 @@ def draw_pareto(summary: RunSummary) -> Figure | None:
 
 
 def sweeps(summary: RunSummary) -> list[tuple[str, list[Group]]]:
-    """Data sets (and engines, and runs, where there are several) that were run at two concurrencies or more."""
-    found: dict[tuple[str, str, str], list[Group]] = {}
+    """Data sets (and engines, settings, runs, where there are several) that were run at two concurrencies or more."""
+    found: dict[tuple[str, ...], list[Group]] = {}
     for group in summary.server_groups:
         if group.first.workload.request_rate is None:
-            key = (group.first.workload.dataset, group.first.backend, group.from_runs)
+            key = (group.first.workload.dataset, group.first.backend, *parts_beside_load(group))
             found.setdefault(key, []).append(group)
-    several = len({backend for _, backend, _ in found}) > 1
+    several = len({backend for _, backend, *_ in found}) > 1
     kept = []
-    for (dataset, backend, runs), groups in found.items():
+    for (dataset, backend, *beside), groups in found.items():
         if len({group.first.workload.concurrency for group in groups}) > 1:
-            parts = [dataset, *([backend] if several else []), *([f"run {runs}"] if runs else [])]
-            kept.append((" · ".join(parts), groups))
+            parts = [dataset, backend if several else "", *beside]
+            kept.append((" · ".join(part for part in parts if part), groups))
     return kept
 
 

@@ -57,11 +57,13 @@ def averages(summary: RunSummary) -> list[str]:
     """Averages over data sets; nothing where there is one data set."""
     if not summary.averages:
         return []
+    has_settings = any(average.settings for average in summary.averages)
     rows = [
         [
             escape(average.arm_label),
             escape(average.backend),
             _load_of(average),
+            *([escape(average.settings)] if has_settings else []),
             str(average.num_datasets),
             format_times(average.speedup),
             clear_words(average),
@@ -73,6 +75,7 @@ def averages(summary: RunSummary) -> list[str]:
         "arm",
         "backend",
         "concurrency",
+        *(["settings"] if has_settings else []),
         "data sets",
         "speedup (geometric mean)",
         "than plain decoding",

@@ -15,7 +15,7 @@ from dflash.results.markdown_acceptance import NO_DRAFTING_ARM
 from dflash.results.markdown_text import Explanation, escape, table
 from dflash.results.published import Published, PublishedFigure
 from dflash.results.summary import CellSummary, Group, RunSummary
-from dflash.results.titles import load_words
+from dflash.results.titles import load_words, parts_beside_load
 
 SPEEDUP = "speedup_mean_tpot"
 ACCEPTANCE_LENGTH = "acceptance_length_untrimmed_request_mean"
@@ -77,9 +77,7 @@ def measured_rows(groups: Sequence[Group]) -> list[PaperRow]:
     """Every arm that drafts, of every engine and load."""
     rows: dict[tuple[str, str], PaperRow] = {}
     for group in groups:
-        where = f"{group.first.backend}, {load_words(group.first)}"
-        if group.from_runs:
-            where += f", run {group.from_runs}"
+        where = _place(group.first.backend, load_words(group.first), *parts_beside_load(group))
         for cell in group.cells:
             if cell.cell.arm.is_baseline:
                 continue
@@ -91,10 +89,11 @@ def measured_rows(groups: Sequence[Group]) -> list[PaperRow]:
 def published_rows(summary: RunSummary, published: Published) -> list[PaperRow]:
     """What was published for the same target, data set, temperature and reasoning, in tables of data sets."""
     rows: dict[tuple[str, str, str], PaperRow] = {}
-    for figure in _figures_beside(summary, published):
+    figures = _figures_beside(summary, published)
+    for figure in figures:
         if figure.across_concurrency or (figure.speedup is None and figure.acceptance_length is None):
             continue
-        key = (figure.method, figure.where, figure.source)
+        key = (figure.method, _published_place(figure, figures), figure.source)
         row = rows.setdefault(key, PaperRow(*key))
         row.figures[figure.dataset] = (figure.speedup, figure.acceptance_length)
     return list(rows.values())
@@ -104,6 +103,14 @@ def _figures_beside(summary: RunSummary, published: Published) -> list[Published
     workloads = dict.fromkeys(group.first.workload for group in summary.groups)
     found = dict.fromkeys(figure for workload in workloads for figure in published.beside(workload))
     return list(found)
+
+
+def _published_place(figure: PublishedFigure, beside: Sequence[PublishedFigure]) -> str:
+    """Engine and hardware; the temperature too where figures of several are shown, as they are of several rows."""
+    several = len({other.temperature for other in beside} - {None}) > 1
+    if figure.temperature is None or not several:
+        return figure.where
+    return _place(figure.where, f"temperature {figure.temperature:g}")
 
 
 def _matching_words(summary: RunSummary, published: Published, any_found: bool) -> str:
@@ -143,22 +150,22 @@ def _figures_words(figures: Figures) -> str:
 
 def _concurrency_rows(summary: RunSummary, published: Published | None) -> str | None:
     """One table for all data sets; None where no data set was run at two concurrencies on servers."""
-    cells: dict[tuple[str, str, str, str], dict[int, CellSummary]] = {}
+    cells: dict[tuple[str, str, str], dict[int, CellSummary]] = {}
     for group in summary.server_groups:
         workload = group.first.workload
         if workload.request_rate is None:
             for cell in group.cells:
-                key = (workload.dataset, cell.label, group.first.backend, group.from_runs)
+                key = (workload.dataset, cell.label, _place(group.first.backend, *parts_beside_load(group)))
                 cells.setdefault(key, {})[workload.concurrency] = cell
     levels = sorted({level for found in cells.values() for level in found})
     if len(levels) < 2:
         return None
     source = published is not None
     rows = [
-        [escape(dataset), escape(label), escape(_place(backend, runs)), *([_OURS] if source else [])]
+        [escape(dataset), escape(label), escape(place), *([_OURS] if source else [])]
         + [_throughput_words(found.get(level)) for level in levels]
         + [format_number(found[min(found)].number(ACCEPTANCE_LENGTH))]
-        for (dataset, label, backend, runs), found in cells.items()
+        for (dataset, label, place), found in cells.items()
     ]
     if published is not None:
         rows += _published_concurrency_rows(summary, published, levels)
@@ -167,8 +174,8 @@ def _concurrency_rows(summary: RunSummary, published: Published | None) -> str |
     return table(header, rows, num_left=4 if source else 3)
 
 
-def _place(backend: str, runs: str) -> str:
-    return f"{backend}, run {runs}" if runs else backend
+def _place(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
 
 
 def _throughput_words(cell: CellSummary | None) -> str:
@@ -184,9 +191,10 @@ def _published_concurrency_rows(
     summary: RunSummary, published: Published, levels: Sequence[int]
 ) -> list[list[str]]:
     found: dict[tuple[str, str, str, str], dict[int, PublishedFigure]] = {}
-    for figure in _figures_beside(summary, published):
+    beside = _figures_beside(summary, published)
+    for figure in beside:
         if figure.across_concurrency and figure.concurrency is not None:
-            key = (figure.dataset, figure.method, figure.where, figure.source)
+            key = (figure.dataset, figure.method, _published_place(figure, beside), figure.source)
             found.setdefault(key, {})[figure.concurrency] = figure
     return [
         [

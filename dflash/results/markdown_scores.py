@@ -9,6 +9,7 @@ from dflash.results.markdown_merge import merged
 from dflash.results.markdown_text import Explanation, bullets, escape, table
 from dflash.results.summary import CellSummary, Group
 from dflash.results.task_scores import UNSCORED_WORDS
+from dflash.results.titles import load_words, parts_beside_load
 
 _WORDS = Explanation(
     "Right: the last boxed answer, or the last number, equals the reference (exact values), or the code passed its "
@@ -34,7 +35,7 @@ def _dataset(groups: Sequence[Group]) -> list[str]:
     header = [
         "arm",
         "backend",
-        "concurrency",
+        "load",
         "task score",
         "right of scored",
         "unanswered",
@@ -44,16 +45,19 @@ def _dataset(groups: Sequence[Group]) -> list[str]:
         "p",
     ]
     notes = [*_unchanged(cells), *missing]
-    parts: list[str] = [table(header, [_row(cell) for cell in cells], num_left=2), _WORDS]
+    parts: list[str] = [
+        table(header, [_row(group, cell) for group in groups for cell in group.cells], num_left=2),
+        _WORDS,
+    ]
     return [*parts, bullets(notes)] if notes else parts
 
 
-def _row(cell: CellSummary) -> list[str]:
+def _row(group: Group, cell: CellSummary) -> list[str]:
     right, scored = _count(cell, "num_right"), _count(cell, "num_scored")
     return [
         escape(cell.label),
         escape(cell.cell.backend),
-        str(cell.cell.workload.concurrency),
+        escape(" · ".join(part for part in (load_words(cell.cell), *parts_beside_load(group)) if part)),
         format_agreement(cell.interval("task_score")),
         UNKNOWN if cell.number("num_scored") is None else f"{right} of {scored}",
         _count(cell, "num_unanswered"),

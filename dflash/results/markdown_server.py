@@ -23,7 +23,7 @@ from dflash.results.markdown_text import bullets, escape, table
 from dflash.results.server_counters import COMPARED, COUNTER_WORDS
 from dflash.results.server_words import VERDICT_WORDS, counters_name, slo_words
 from dflash.results.summary import CellSummary, Group
-from dflash.results.titles import NO_CAP, load_words
+from dflash.results.titles import capped, load_words, parts_beside_load
 
 POPULATION = (
     "Every speed and latency is over completed requests. A request that failed gives no tokens and no latency; it is "
@@ -108,10 +108,11 @@ def _load_sentence(group: Group) -> str:
     workload = group.first.workload
     if workload.request_rate is None:
         return "Closed loop: as many under way as the concurrency, the next is sent when one has ended."
-    cap = f", and at most {workload.concurrency} are under way" if workload.concurrency < NO_CAP else ""
+    cap = capped(workload.concurrency, workload.request_rate)
+    at_most = "" if cap is None else f", and at most {cap} are under way"
     return (
         f"Open loop: requests are due at {workload.request_rate:g} a second, whether earlier ones have come back or "
-        f"not{cap}."
+        f"not{at_most}."
     )
 
 
@@ -190,20 +191,21 @@ def _figure(title: str, cell: CellSummary) -> str:
 
 def concurrency(groups: Sequence[Group]) -> list[str]:
     """Every data set load by load, all arms beside each other."""
-    datasets: dict[tuple[str, str], list[Group]] = {}
+    datasets: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
-        datasets.setdefault((group.first.workload.dataset, group.first.backend), []).append(group)
-    several = len({backend for _, backend in datasets}) > 1
-    bodies = [
-        (escape(f"{dataset} · {backend}" if several else dataset), [_concurrency_table(members)])
-        for (dataset, backend), members in datasets.items()
-    ]
-    parts = merged(bodies, "data set")
+        key = (group.first.workload.dataset, group.first.backend, *parts_beside_load(group))
+        datasets.setdefault(key, []).append(group)
+    several = len({backend for _, backend, *_ in datasets}) > 1
+    bodies = []
+    for (dataset, backend, *beside), members in datasets.items():
+        parts = [part for part in (dataset, backend if several else "", *beside) if part]
+        bodies.append((escape(" · ".join(parts)), [_concurrency_table(members)]))
+    shown = merged(bodies, "data set")
     words = (
-        "tok/s: output throughput of the whole server. Speedup: of decoding, request by request; x tok/s: of "
-        "throughput. Accept.: delivered tokens a step, as the answers tell them; (counters): as the engine counts them."
+        "tok/s: output throughput of the whole server. Speedup: of decoding, request by request. Accept.: "
+        "delivered tokens a step, as the answers tell them; (counters): as the engine counts them."
     )
-    return [*parts, words]
+    return [*shown, words]
 
 
 def _concurrency_table(groups: Sequence[Group]) -> str:
@@ -213,7 +215,7 @@ def _concurrency_table(groups: Sequence[Group]) -> str:
     for label in labels:
         header.append(f"{escape(label)} tok/s")
         if label in drafting:
-            header += ["speedup", "x tok/s", "accept."]
+            header += ["speedup", "throughput speedup", "accept."]
     rows = []
     for group in groups:
         by_label = {cell.label: cell for cell in group.cells}

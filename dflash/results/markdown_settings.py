@@ -13,7 +13,7 @@ from dflash.results.markdown_text import Explanation, code_block, escape, table
 from dflash.results.records import DatasetInfo, RunInfo
 from dflash.results.run_notes import of_run
 from dflash.results.summary import CellSummary, Group, RunSummary
-from dflash.results.titles import short_titles
+from dflash.results.titles import load_words, short_titles, workload_fields
 
 # Settings that need no mention at these values, beside those that are empty or off.
 ORDINARY: Mapping[str, object] = {
@@ -111,15 +111,15 @@ def _workloads(groups: Sequence[Group]) -> list[str]:
     """What was decoded: what all groups share, then what tells them apart."""
     if not groups:
         return []
-    loads = [group.first.workload for group in groups]
-    names = [item.name for item in fields(loads[0])]
-    values = {name: {getattr(load, name) for load in loads} for name in names}
+    loads = [workload_fields(group.first.workload) for group in groups]
+    names = list(loads[0])
+    values = {name: {load[name] for load in loads} for name in names}
     shared = [name for name in names if len(values[name]) == 1 and values[name] != {None}]
     parts = ["Workload:" if len(groups) == 1 else "Workload of all:"]
-    parts += _settings({name: getattr(loads[0], name) for name in shared}, "")
+    parts += _settings({name: loads[0][name] for name in shared}, "")
     different = [name for name in names if len(values[name]) > 1]
     if different:
-        rows = [[escape(_shown(getattr(load, name))) for name in different] for load in loads]
+        rows = [[escape(_shown(load[name])) for name in different] for load in loads]
         parts += [
             "Workloads:",
             table([name.replace("_", " ") for name in different], rows, num_left=len(different)),
@@ -161,7 +161,7 @@ def _retired(infos: Sequence[RunInfo]) -> list[str]:
     rows = [
         [
             escape(cell.workload.dataset),
-            str(cell.workload.concurrency),
+            escape(load_words(cell)),
             escape(cell.arm.label),
             escape(cell.cell_id),
             escape(cell.reason or ""),
@@ -172,7 +172,7 @@ def _retired(infos: Sequence[RunInfo]) -> list[str]:
     ]
     if not rows:
         return []
-    header = ["data set", "concurrency", "arm", "cell", "why"]
+    header = ["data set", "load", "arm", "cell", "why"]
     about = (
         "Retired cells, which others took the place of. Their requests are kept, and no figure above counts them; "
         "the settings that they were begun with bring them back:"

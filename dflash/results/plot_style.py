@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dflash.results.formats import plain_text
 from dflash.results.summary import CellSummary, RunSummary
+from dflash.results.titles import parts_beside_load, short_load_words
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -104,16 +105,16 @@ def drafting_cells(summary: RunSummary) -> list[CellSummary]:
 
 def series_label(summary: RunSummary, cell: CellSummary) -> str:
     """Short name of a cell in a legend or a title: the arm, and the workload where there are several."""
-    label = cell.label
     if len(summary.groups) < 2:
-        return label
+        return cell.label
     workload = cell.cell.workload
-    names = [label, workload.dataset]
-    if len({other.cell.workload.concurrency for other in summary.cells}) > 1:
-        names.append(f"c={workload.concurrency}")
+    names = [cell.label, workload.dataset]
+    if len({short_load_words(other.cell.workload) for other in summary.cells}) > 1:
+        names.append(short_load_words(workload))
     if len({other.cell.backend for other in summary.cells}) > 1:
         names.append(cell.cell.backend)
-    return " · ".join(names)
+    group = next(group for group in summary.groups if cell in group.cells)
+    return " · ".join([*names, *(part for part in parts_beside_load(group) if part)])
 
 
 def grid_on(axes: Axes, axis: str) -> None:

@@ -28,6 +28,7 @@ from dflash.results.records import (
     RunInfo,
     WindowRecord,
 )
+from dflash.results.titles import capped
 
 if TYPE_CHECKING:
     import pandas
@@ -110,7 +111,7 @@ class Run:
                     "dataset": cell.workload.dataset,
                     "arm": cell.arm.name,
                     "block_size": cell.arm.block_size,
-                    "concurrency": cell.workload.concurrency,
+                    "concurrency": capped(cell.workload.concurrency, cell.workload.request_rate),
                 }
             rows.append(row)
         columns = [*names, "backend", "dataset", "arm", "block_size", "concurrency"]

@@ -14,13 +14,20 @@ from dflash.results.arrivals import why_no_steady_state
 from dflash.results.averages import Average as Average
 from dflash.results.averages import averages_of
 from dflash.results.baselines import PlacedCell
-from dflash.results.breakdowns import TwoArms, break_down
-from dflash.results.cell_metrics import arm_metrics, intervals_of, pair_metrics, pooled_metrics
+from dflash.results.breakdowns import Parts, break_down, pooled_of_parts, split
+from dflash.results.cell_metrics import (
+    Intervals,
+    arm_metrics,
+    intervals_of,
+    pair_metrics,
+    pooled_metrics,
+)
 from dflash.results.cell_summary import CellSummary as CellSummary
 from dflash.results.cell_summary import Group as Group
 from dflash.results.cell_summary import all_at_limit as all_at_limit
 from dflash.results.columns import table_of
 from dflash.results.goodput import Slo
+from dflash.results.load_metrics import LoadFacts
 from dflash.results.load_metrics import load_metrics as load_metrics
 from dflash.results.measured import Measured
 from dflash.results.missing_numbers import why_no_agreement, why_no_speed, why_no_speedup, why_no_task_score
@@ -30,8 +37,10 @@ from dflash.results.pairing import refused_pairing
 from dflash.results.records import RunInfo
 from dflash.results.repeats import between_repeats
 from dflash.results.run_facts import read_facts, read_saved_outputs
+from dflash.results.settings_apart import settings_apart
+from dflash.results.stats import Pooled
 from dflash.results.store import Run
-from dflash.results.task_scores import unscored_counts
+from dflash.results.task_scores import Outcomes, unscored_counts
 from dflash.results.titles import short_titles
 from dflash.results.verify import check_cell
 from dflash.results.verify_loads import check_loads
@@ -78,8 +87,27 @@ def summarise_runs(runs: Sequence[Run]) -> RunSummary:
     return _Summariser(runs).summarise()
 
 
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """A cell beside its baseline and in parts, before its figures."""
+
+    placed: PlacedCell
+    baseline: PlacedCell | None
+    compared: Comparison
+    load: LoadFacts
+    outcomes: Outcomes
+    pairing: Pairing | None
+    parts: Parts
+
+    def pooled(self) -> list[dict[str, Pooled]]:
+        """What intervals are drawn from: of the cell, then of its parts."""
+        cell, compared = self.placed.cell, self.compared
+        whole = pooled_metrics(cell, compared.arm, self.pairing, self.outcomes, compared.baseline)
+        return [whole, *pooled_of_parts(cell, self.parts, self.outcomes)]
+
+
 class _Summariser:
-    """What is known of all runs while their cells are summed up, one after the other."""
+    """What is known of all runs while their cells are summed up."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.infos = tuple(run.info for run in runs)
@@ -88,6 +116,7 @@ class _Summariser:
         self.slo = next((item.slo for item in facts if item.slo is not None), None)
         self.facts = [replace(item, slo=self.slo) for item in facts]  # goodput by one set of limits for all
         self.saved = self._read_saved_outputs(runs)
+        self.loads: dict[tuple[int, str], LoadFacts] = {}
         self.shared_arms: set[str] = set()  # names of those of which several runs hold the same label
         for group in self.grouped:
             arms = [placed.cell.arm for placed in group]
@@ -95,8 +124,21 @@ class _Summariser:
             self.shared_arms |= {arm.name for arm in arms if labels[arm.label] > 1}
 
     def summarise(self) -> RunSummary:
-        groups = [self._summarise_group(group) for group in self.grouped]
-        groups = _with_runs_named(_with_load_findings(groups, len(self.infos)), self.infos)
+        """The intervals of all cells and parts are drawn together: those over equally many prompts share the draws."""
+        gathered = [
+            [self._gather(placed, baselines.baseline_for(placed, group)) for placed in group]
+            for group in self.grouped
+        ]
+        pooled = [[item.pooled() for item in group] for group in gathered]
+        known = iter(intervals_of([found for group in pooled for items in group for found in items]))
+        groups = []
+        for members, sums in zip(gathered, pooled, strict=True):
+            cells = tuple(
+                self._summarise_cell(item, [next(known) for _ in items])
+                for item, items in zip(members, sums, strict=True)
+            )
+            groups.append(Group(cells, _fastest(cells)))
+        groups = _told_apart(_with_load_findings(groups, len(self.infos)), self.infos)
         return RunSummary(tuple(groups), averages_of(groups), self.slo, self.infos)
 
     def _read_saved_outputs(self, runs: Sequence[Run]) -> list[SavedOutputs]:
@@ -107,12 +149,6 @@ class _Summariser:
                 if baseline is not None:
                     pairs.append((baseline, placed))
         return [read_saved_outputs(run, place, pairs, self.facts) for place, run in enumerate(runs)]
-
-    def _summarise_group(self, group: Sequence[PlacedCell]) -> Group:
-        summaries = tuple(
-            self._summarise_cell(placed, baselines.baseline_for(placed, group)) for placed in group
-        )
-        return Group(summaries, _fastest(summaries))
 
     def _compare(self, placed: PlacedCell, baseline: PlacedCell | None) -> Comparison:
         """The cell's records and its baseline's, with digests that can be compared."""
@@ -129,21 +165,26 @@ class _Summariser:
             return Comparison(baseline_records, records, differences=known)
         return compare_outputs(baseline_records, records, saved, known, all_have_ids=not cell.on_server)
 
-    def _summarise_cell(self, placed: PlacedCell, baseline: PlacedCell | None) -> CellSummary:
-        cell, facts = placed.cell, self.facts[placed.run]
-        compared, load = self._compare(placed, baseline), facts.of_load(cell)
-        outcomes = facts.outcomes
+    def _gather(self, placed: PlacedCell, baseline: PlacedCell | None) -> _Gathered:
+        compared, outcomes = self._compare(placed, baseline), self.facts[placed.run].outcomes
         if baseline is not None and baseline.run != placed.run:
             outcomes = {**self.facts[baseline.run].outcomes, **outcomes}
-        records = compared.arm
         pairing = None if baseline is None else self._pair(baseline, compared)
-        (known,) = intervals_of([pooled_metrics(cell, records, pairing, outcomes)])
-        values = arm_metrics(cell, records, outcomes, known) | load_metrics(cell, records, load)
-        values |= pair_metrics(cell, pairing, compared.baseline, records, outcomes, known)
+        parts = split(compared.arm, compared.baseline, pairing)
+        return _Gathered(placed, baseline, compared, self._load_of(placed), outcomes, pairing, parts)
+
+    def _summarise_cell(self, item: _Gathered, known: Sequence[Intervals]) -> CellSummary:
+        """Args: `known`, the intervals of `item.pooled()`."""
+        placed, baseline, pairing, outcomes = item.placed, item.baseline, item.pairing, item.outcomes
+        cell, compared, load = placed.cell, item.compared, item.load
+        whole, *of_parts = known
+        records = compared.arm
+        values = arm_metrics(cell, records, outcomes, whole) | load_metrics(cell, records, load)
+        values |= pair_metrics(cell, pairing, compared.baseline, records, outcomes, whole)
         findings = check_cell(cell, records) + check_scores(cell, records, outcomes)
         findings += check_load(cell, records, Measured(values), load)
         if baseline is not None and pairing is not None:
-            findings += check_pair(cell, pairing, compared.differences, len(compared.text_differences), known)
+            findings += check_pair(cell, pairing, compared.differences, len(compared.text_differences), whole)
             findings += check_pair_scores(cell, pairing, outcomes)
             findings += check_runs(placed, baseline, self.infos)
         no_speedup = self._why_no_speedup(placed, baseline, pairing)
@@ -155,18 +196,18 @@ class _Summariser:
             baseline_cell_id=None if baseline is None else baseline.cell.cell_id,
             why_no_speed=why_no_speed(cell, records) if values["decode_tok_s"] is None else None,
             why_no_speedup=no_speedup if values["speedup"] is None else None,
-            why_no_steady=why_no_steady_state(cell, records, load.arrivals)
-            if values["steady_output_tok_s"] is None
-            else None,
             why_no_agreement=why_no_agreement(cell, pairing, no_speedup)
             if values["agreement"] is None
             else None,
             why_no_task_score=why_no_task_score(cell, records, outcomes)
             if values["task_score"] is None
             else None,
+            why_no_steady=why_no_steady_state(cell, records, load.arrivals)
+            if values["steady_output_tok_s"] is None
+            else None,
             findings=findings,
             differences=compared.differences,
-            breakdowns=break_down(TwoArms(cell, records, compared.baseline, pairing, outcomes), known),
+            breakdowns=break_down(item.parts, outcomes, whole, of_parts),
             unscored=unscored_counts(records, outcomes),
             finish_reasons=metrics.finish_reason_counts(records),
             error_kinds=metrics.error_kind_counts(records),
@@ -180,9 +221,14 @@ class _Summariser:
         )
 
     def _pair(self, baseline: PlacedCell, compared: Comparison) -> Pairing:
-        load = self.facts[baseline.run].of_load(baseline.cell)
-        fault = baseline_fault(baseline.cell, compared.baseline, load)
+        fault = baseline_fault(baseline.cell, compared.baseline, self._load_of(baseline))
         return refused_pairing(compared.arm, fault) if fault else pair_units(compared.baseline, compared.arm)
+
+    def _load_of(self, placed: PlacedCell) -> LoadFacts:
+        place = (placed.run, placed.cell.cell_id)
+        if place not in self.loads:
+            self.loads[place] = self.facts[placed.run].of_load(placed.cell)
+        return self.loads[place]
 
     def _why_no_speedup(
         self, placed: PlacedCell, baseline: PlacedCell | None, pairing: Pairing | None
@@ -215,14 +261,17 @@ def _with_load_findings(groups: Sequence[Group], num_runs: int) -> list[Group]:
     ]
 
 
-def _with_runs_named(groups: Sequence[Group], infos: Sequence[RunInfo]) -> list[Group]:
-    """Groups of different runs whose titles would read the same bear the names of their runs."""
-    titles = Counter(title for title, _ in short_titles(groups))
+def _told_apart(groups: Sequence[Group], infos: Sequence[RunInfo]) -> list[Group]:
+    """Groups whose titles would read the same bear the settings that differ, and of several runs their names."""
+    titled = short_titles(groups)
+    runs = [", ".join(dict.fromkeys(infos[cell.run].name for cell in group.cells)) for group in groups]
+    sources: dict[str, set[str]] = {}
+    for (title, _), names in zip(titled, runs, strict=True):
+        sources.setdefault(title, set()).add(names)
+    words = settings_apart([(group.first.backend, group.first.workload) for group in groups])
     return [
-        replace(group, from_runs=", ".join(dict.fromkeys(infos[cell.run].name for cell in group.cells)))
-        if titles[title] > 1
-        else group
-        for title, group in short_titles(groups)
+        replace(group, settings=settings, from_runs=names if len(sources[title]) > 1 else "")
+        for (title, group), settings, names in zip(titled, words, runs, strict=True)
     ]
 
 

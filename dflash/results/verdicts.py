@@ -11,7 +11,7 @@ from dflash.results.finding import plural, requests_of
 from dflash.results.formats import format_bounds, format_number, format_times, format_with_bounds
 from dflash.results.stats import MIN_PROMPTS_FOR_INTERVAL, Interval
 from dflash.results.summary import Average, CellSummary, Group, RunSummary
-from dflash.results.titles import NO_CAP
+from dflash.results.titles import capped
 
 NOTHING_CONCLUDED = (
     f"too few prompts for an interval ({MIN_PROMPTS_FOR_INTERVAL} or more give one), so nothing can be "
@@ -103,7 +103,7 @@ def overall(summary: RunSummary) -> list[str]:
     best: dict[tuple[object, ...], Average] = {}
     num_arms: dict[tuple[object, ...], int] = {}
     for average in summary.averages:
-        key = (average.backend, average.concurrency, average.request_rate)
+        key = (average.backend, average.concurrency, average.request_rate, average.settings)
         num_arms[key] = num_arms.get(key, 0) + 1
         if key not in best or (average.speedup or 0) > (best[key].speedup or 0):
             best[key] = average
@@ -151,10 +151,14 @@ def _clearness(cell: CellSummary) -> str:
 
 
 def average_load(average: Average) -> str:
-    """` at concurrency 8`; nothing in process, where one request runs at a time."""
+    """` at concurrency 8 (temperature 1)`; no load in process, where one request runs at a time."""
+    return _load(average) + (f" ({average.settings})" if average.settings else "")
+
+
+def _load(average: Average) -> str:
     if average.request_rate is not None:
-        cap = f" and concurrency {average.concurrency}" if average.concurrency < NO_CAP else ""
-        return f" at {average.request_rate:g} requests/s{cap}"
+        cap = capped(average.concurrency, average.request_rate)
+        return f" at {average.request_rate:g} requests/s{'' if cap is None else f' and concurrency {cap}'}"
     on_server = any(cell.cell.on_server for cell in average.cells)
     return f" at concurrency {average.concurrency}" if on_server or average.concurrency > 1 else ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from dflash.results.finding import Finding
@@ -30,7 +31,8 @@ def check_loads(cells: Sequence[MeasuredCell]) -> Mapping[str, Finding]:
     for item in cells:
         cell = item.cell
         if cell.on_server and not cell.arm.is_baseline and cell.workload.request_rate is None:
-            arms.setdefault((cell.backend, cell.workload.dataset, cell.arm), []).append(item)
+            key = (cell.backend, replace(cell.workload, concurrency=1), cell.arm)
+            arms.setdefault(key, []).append(item)
     found: dict[str, Finding] = {}
     for members in arms.values():
         members.sort(key=lambda item: item.cell.workload.concurrency)

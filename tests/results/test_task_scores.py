@@ -301,7 +301,7 @@ def test_all_arms_of_a_data_set_are_in_one_table(tmp_path):
     joined = replace(run, info=replace(run.info, cells=(*run.info.cells, *loads)))
     rows = [line for line in score_section(joined).splitlines() if line.startswith("| ")]
     assert len(rows) == 2 + 6
-    assert [row.split("|")[3].strip() for row in rows[2:]] == ["1"] * 3 + ["8"] * 3
+    assert [row.split("|")[3].strip() for row in rows[2:]] == ["concurrency 1"] * 3 + ["concurrency 8"] * 3
 
 
 def test_answers_that_did_not_change_are_said(tmp_path):

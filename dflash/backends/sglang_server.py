@@ -173,10 +173,6 @@ async def inspect_server(client: HttpClient, settings: BackendSettings) -> Sglan
     return await _probe(client, server, settings)
 
 
-def release_of(version: str | None) -> tuple[int, ...] | None:
-    """(0, 5, 23) of "0.5.23.post1+g1a2b"; None where it is not told (0.0.0 is an untagged build)."""
-    found = re.match(r"\d+(\.\d+)+", version or "")
-    release = tuple(map(int, found.group().split("."))) if found else ()
 def how_to_start(url: str) -> str:
     """The mend where no server answers at `url`."""
     host, port = place_to_start(url)
@@ -186,6 +182,10 @@ def how_to_start(url: str) -> str:
     )
 
 
+def release_of(version: str | None) -> tuple[int, ...] | None:
+    """(0, 5, 23) of "0.5.23.post1+g1a2b"; None where it is not told (0.0.0 is an untagged build)."""
+    found = re.match(r"\d+(\.\d+)+", version or "")
+    release = tuple(map(int, found.group().split("."))) if found else ()
     return release if any(release) else None
 
 

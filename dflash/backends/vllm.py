@@ -43,6 +43,7 @@ from dflash.backends.vllm_server import (
     ANSWER_TIMEOUT_S,
     NOT_OFFERED,
     VllmServer,
+    how_to_start,
     inspect_server,
 )
 from dflash.errors import RequestError, UnavailableError, UsageError
@@ -50,7 +51,6 @@ from dflash.results.records import Arm, PrefixCacheState
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 GONE = ("connection_refused", "connection_failed", "connect_timeout", "disconnected", "http_503")
-    how_to_start,
 RESET_EVERY_S = 0.25
 
 

@@ -161,10 +161,11 @@ def _check_lists(config: BenchmarkConfig) -> None:
     unknown = [name for name in config.arms if name not in known]
     if unknown:
         raise UsageError(f"unknown arm {unknown[0]!r}", f"choose from {', '.join(ARM_NAMES)}")
-    if config.block_sizes and config.arms == ("baseline",):
-        raise UsageError(
-            "--block-size has no meaning for the baseline alone", "add the arm dflash, or drop it"
-        )
+    for flag, value in (("--block-size", config.block_sizes), ("--draft-bits", config.draft_bits)):
+        if value and config.arms == ("baseline",):
+            raise UsageError(
+                f"{flag} has no meaning for the baseline alone", "add the arm dflash, or drop it"
+            )
 
 
 def _check_datasets(config: BenchmarkConfig) -> None:

@@ -63,7 +63,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "device",
             ("--device",),
             str,
-            "such as cpu or cuda:0 (default: CUDA where there is one); mlx: cpu or gpu",
+            "such as cpu or cuda:0; mlx: cpu or gpu (default: a GPU where there is one)",
         ),
         Flag(
             "attn_implementation", ("--attn-implementation",), str, "attention kernel of the target", "NAME"

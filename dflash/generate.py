@@ -11,13 +11,12 @@ from typing import IO, TYPE_CHECKING, cast
 
 from dflash.arguments import OneLineParser
 from dflash.command_line import run_verb
-from dflash.config import DEFAULT_DATASET, DTYPES, BenchmarkConfig
+from dflash.config import DEFAULT_DATASET, DTYPES, IN_PROCESS_BACKENDS, BenchmarkConfig
 from dflash.errors import EXIT_DONE, UsageError
 from dflash.text_stream import TextStream
 
 if TYPE_CHECKING:
-    from dflash.backends.base import Generation, GenerationRequest
-    from dflash.backends.transformers import TransformersBackend
+    from dflash.backends.base import Generation, GenerationRequest, InProcessBackend
     from dflash.results.records import Arm, RequestRecord
 
 STANDARD_INPUT = "-"
@@ -32,6 +31,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("prompt", metavar="PROMPT", help="what to ask; - reads standard input")
     group = parser.add_argument_group("what decodes")
+    group.add_argument(
+        "--backend", choices=IN_PROCESS_BACKENDS, default="transformers", help="engine (default: %(default)s)"
+    )
     group.add_argument("--model", help="target: model id or folder (default: the quickstart pair)")
     group.add_argument("--draft-model", "--draft", metavar="MODEL", help="draft: model id or folder")
     group.add_argument("--no-draft", action="store_true", help="plain decoding")
@@ -44,8 +46,13 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--force-block-size", action="store_true", help="allow a block larger than the draft was trained for"
     )
+    group.add_argument(
+        "--draft-bits", type=int, metavar="4|8", help="mlx: quantise the draft to 4 or 8 bits a weight"
+    )
     group.add_argument("--dtype", choices=DTYPES, help="default: float32 on CPU, the checkpoint's on GPU")
-    group.add_argument("--device", help="such as cpu or cuda:0 (default: CUDA where there is one)")
+    group.add_argument(
+        "--device", help="such as cpu or cuda:0; mlx: cpu or gpu (default: a GPU where there is one)"
+    )
     group.add_argument("--attn-implementation", metavar="NAME", help="attention kernel of the target")
     group.add_argument(
         "--trust-remote-code", action="store_true", help="run code that a model repository carries"
@@ -92,7 +99,12 @@ def _config(options: argparse.Namespace) -> BenchmarkConfig:
     values = dict(vars(options))
     del values["prompt"]
     no_draft, block_size = values.pop("no_draft"), values.pop("block_size")
-    for flag, value in (("--draft-model", options.draft_model), ("--block-size", block_size)):
+    of_the_draft = {
+        "--draft-model": options.draft_model,
+        "--block-size": block_size,
+        "--draft-bits": options.draft_bits,
+    }
+    for flag, value in of_the_draft.items():
         if no_draft and value is not None:
             raise UsageError(f"{flag} contradicts --no-draft", "drop one of them")
     if options.model not in (None, DEFAULT_DATASET) and options.draft_model is None and not no_draft:
@@ -124,7 +136,7 @@ def _answer(config: BenchmarkConfig, prompt: str) -> None:
     from dflash.backends import create_backend
     from dflash.execution import backend_settings
 
-    backend = cast("TransformersBackend", create_backend(config.backend, backend_settings(config)))
+    backend = cast("InProcessBackend", create_backend(config.backend, backend_settings(config)))
     try:
         (arm,) = asyncio.run(backend.open((_arm(config),))).arms
         generation = _stream(backend, _request(config, arm, prompt))
@@ -161,7 +173,7 @@ def _request(config: BenchmarkConfig, arm: Arm, prompt: str) -> GenerationReques
     )
 
 
-def _stream(backend: TransformersBackend, request: GenerationRequest) -> Generation:
+def _stream(backend: InProcessBackend, request: GenerationRequest) -> Generation:
     with _own_lines(sys.stdout) as write:
         stream = TextStream(backend.detokenise, write)
         generation = backend.run(request, on_tokens=stream.add)

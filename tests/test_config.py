@@ -76,6 +76,10 @@ def test_flags(line: str, field: str, value: object) -> None:
         ("--block-size 8,8", "--block-size names 8 twice"),
         ("--block-size 8,", "argument --block-size: invalid list of int value"),
         ("--block-size 8 --arms baseline", "--block-size has no meaning for the baseline alone"),
+        (
+            "--backend mlx --draft-bits 4 --arms baseline",
+            "--draft-bits has no meaning for the baseline alone",
+        ),
         ("--num-prompts 0", "--num-prompts 0 is below 1"),
         ("--num-prompts -3", "--num-prompts -3 is below 1"),
         ("--num-prompts many", "argument --num-prompts/--max-samples: invalid int value"),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from dflash.decoded import OnTokens
 from dflash.results.records import Arm, CountersState, FinishReason, PrefixCacheState
 
 
@@ -122,7 +123,7 @@ class BackendSettings:
     model: str | None = None  # None: the engine's default (in process: the quickstart pair)
     draft_model: str | None = None
     dtype: str | None = None  # None: float32 on CPU, the checkpoint's on GPU
-    device: str | None = None  # None: CUDA where there is one, else CPU
+    device: str | None = None  # None: a GPU where there is one, else CPU
     attn_implementation: str | None = None
     trust_remote_code: bool = False
     force_block_size: bool = False  # allow a block larger than the draft was trained for
@@ -187,6 +188,18 @@ class NotesAtEnd(Protocol):
 @dataclass(frozen=True, slots=True)
 class ServerWindow:
     """What a server counted between two moments, beside what our own requests say. None: it does not say."""
+class InProcessBackend(Backend, Protocol):
+    """An engine in this process that loads a pair, and hands tokens on as they come."""
+
+    def run(self, request: GenerationRequest, on_tokens: OnTokens | None = None) -> Generation:
+        """As `generate`; `on_tokens` is called with the ids of each step as they come."""
+        ...
+
+    def detokenise(self, token_ids: Sequence[int]) -> str:
+        """The text of output ids, special tokens left out."""
+        ...
+
+
 
     counters: CountersState
     counters_reason: str | None = None  # in words, where the state is not "settled"

@@ -30,6 +30,7 @@ from dflash.backends.mlx import MLXBackend
 from dflash.backends.transformers import TransformersBackend
 from dflash.benchmark import main
 from dflash.errors import DraftError, MissingExtraError, ModelError, RequestError, UsageError
+from dflash.generate import main as generate
 from dflash.mlx_decoding import decode
 from dflash.results.metrics import acceptance_length, tpot_s
 from dflash.results.records import BASELINE, Arm
@@ -100,6 +101,20 @@ def test_both_arms_say_what_the_transformers_backend_says(any_pair: SimpleNamesp
 
 def _request(prompt: str) -> GenerationRequest:
     return GenerationRequest("r", Arm(BASELINE), (Message("user", prompt),), max_new_tokens=4)
+
+
+def test_one_prompt_is_answered_as_by_the_transformers_backend(
+    pair: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verb `generate`: the same text and the same counts from both engines."""
+    models = ["--model", str(pair.target), "--draft-model", str(pair.draft), "--device", "cpu"]
+    found = []
+    for backend in ("mlx", "transformers"):
+        assert generate([PROMPTS[0], "--backend", backend, *models, "--max-new-tokens", "12"]) == 0
+        printed = capsys.readouterr()
+        found.append((printed.out, printed.err[printed.err.index("acceptance length") :]))
+    assert found[0] == found[1]
+    assert found[0][0].strip()
 
 
 def test_what_a_request_gives(pair: SimpleNamespace) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
 from dflash.results import request_metrics
-from dflash.results.cell_metrics import Intervals, intervals_of, main_metrics, pooled_main_metrics
+from dflash.results.cell_metrics import Intervals, main_metrics, pooled_main_metrics
 from dflash.results.columns import RequestTable, table_of, unit_codes
 from dflash.results.measured import Measured
 from dflash.results.pairing import Pairing, pairs_of
 from dflash.results.records import Cell, RequestRecord
+from dflash.results.stats import Pooled
 from dflash.results.task_scores import Outcomes
 
 # Where a bucket of prompt lengths begins, in tokens; each ends before the next begins.
@@ -57,57 +58,89 @@ class Breakdowns:
 
 
 @dataclass(frozen=True, slots=True)
-class TwoArms:
-    """What a breakdown is made from: a cell's records, and those of its baseline where there is one."""
+class Part:
+    """The requests of one part of a cell, and its pairs."""
 
-    cell: Cell
-    records: Sequence[RequestRecord]
-    baseline: Sequence[RequestRecord]
+    name: str
+    records: RequestTable
     pairing: Pairing | None
-    outcomes: Outcomes
+    is_whole: bool = False  # all requests of the cell
 
 
-def break_down(arms: TwoArms, known: Intervals) -> Breakdowns:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One cell in parts, of which no figure is known yet."""
+
+    categories: tuple[Part, ...]
+    prompt_lengths: tuple[Part, ...]
+    turns: tuple[Part, ...]
+    num_unknown_lengths: int
+
+
+def split(
+    records: Sequence[RequestRecord], baseline: Sequence[RequestRecord], pairing: Pairing | None
+) -> Parts:
     """A cell by category, and by length and turn where its requests have several.
 
     Args:
-        known: the intervals of the whole cell.
+        baseline: empty where there is none.
     """
-    records = table_of(arms.records)
-    lengths = _length_buckets(records, table_of(arms.baseline))
+    arm, other = table_of(records), table_of(baseline)
+    lengths = _length_buckets(arm, other)
     found = {name for name in lengths.tolist() if name is not None}
     buckets = [name for name in PROMPT_LENGTH_BUCKETS if name in found]
-    categories = sorted({name for name in records.texts("category").tolist() if name is not None})
-    turns = sorted(set(records.integers("turn").values.tolist()))
-    return Breakdowns(
-        categories=_parts(arms, categories, lambda arm, _: arm.texts("category"), known),
-        prompt_lengths=_parts(arms, buckets, _length_buckets, known) if len(buckets) > 1 else (),
-        turns=_parts(arms, turns, lambda arm, _: arm.integers("turn").values, known)
-        if len(turns) > 1
-        else (),
-        num_unknown_lengths=int((records.completed & (lengths == None)).sum()),  # noqa: E711 - of each element
+    categories = sorted({name for name in arm.texts("category").tolist() if name is not None})
+    turns = sorted(set(arm.integers("turn").values.tolist()))
+
+    def parts(names: Sequence[str | int], part_of: PartOf) -> tuple[Part, ...]:
+        belongs = part_of(arm, other)
+        if len(names) == 1 and (belongs == names[0]).all():
+            return (Part(str(names[0]), arm, pairing, is_whole=True),)
+        pairings = _pairings(pairing, names, part_of)
+        return tuple(
+            Part(str(name), arm.take(belongs == name), own) for name, own in zip(names, pairings, strict=True)
+        )
+
+    return Parts(
+        categories=parts(categories, lambda arm, _: arm.texts("category")),
+        prompt_lengths=parts(buckets, _length_buckets) if len(buckets) > 1 else (),
+        turns=parts(turns, lambda arm, _: arm.integers("turn").values) if len(turns) > 1 else (),
+        num_unknown_lengths=int((arm.completed & (lengths == None)).sum()),  # noqa: E711 - of each element
     )
 
 
-def _parts(
-    arms: TwoArms, names: Sequence[str | int], part_of: PartOf, known: Intervals
-) -> tuple[PartSummary, ...]:
-    records = table_of(arms.records)
-    belongs = part_of(records, table_of(arms.baseline))
-    if len(names) == 1 and (belongs == names[0]).all():
-        return (_part(names[0], arms, known),)
-    pairings = _pairings(arms.pairing, names, part_of)
-    parts = [
-        replace(arms, records=records.take(belongs == name), pairing=pairing)
-        for name, pairing in zip(names, pairings, strict=True)
+def pooled_of_parts(cell: Cell, parts: Parts, outcomes: Outcomes) -> list[dict[str, Pooled]]:
+    """What the intervals of each part are drawn from; a part that is the whole has those of the whole."""
+    return [
+        pooled_main_metrics(cell, part.records, part.pairing, outcomes)
+        for part in (*parts.categories, *parts.prompt_lengths, *parts.turns)
+        if not part.is_whole
     ]
-    pooled = [pooled_main_metrics(part.cell, part.records, part.pairing, part.outcomes) for part in parts]
-    return tuple(map(_part, names, parts, intervals_of(pooled)))
 
 
-def _part(name: str | int, part: TwoArms, known: Intervals) -> PartSummary:
-    values = main_metrics(part.records, part.pairing, part.outcomes, known)
-    return PartSummary(values, str(name), request_metrics.num_completed(part.records))
+def break_down(parts: Parts, outcomes: Outcomes, whole: Intervals, known: Sequence[Intervals]) -> Breakdowns:
+    """The figures of all parts.
+
+    Args:
+        whole: the intervals of the whole cell.
+        known: those of `pooled_of_parts`.
+    """
+    of_parts = iter(known)
+
+    def summed_up(members: Sequence[Part]) -> tuple[PartSummary, ...]:
+        return tuple(_part(part, outcomes, whole if part.is_whole else next(of_parts)) for part in members)
+
+    return Breakdowns(
+        categories=summed_up(parts.categories),
+        prompt_lengths=summed_up(parts.prompt_lengths),
+        turns=summed_up(parts.turns),
+        num_unknown_lengths=parts.num_unknown_lengths,
+    )
+
+
+def _part(part: Part, outcomes: Outcomes, known: Intervals) -> PartSummary:
+    values = main_metrics(part.records, part.pairing, outcomes, known)
+    return PartSummary(values, part.name, request_metrics.num_completed(part.records))
 
 
 def _pairings(pairing: Pairing | None, names: Sequence[str | int], part_of: PartOf) -> list[Pairing | None]:

@@ -35,13 +35,19 @@ def pooled_main_metrics(
 
 
 def pooled_metrics(
-    cell: Cell, records: Sequence[RequestRecord], pairing: Pairing | None, outcomes: Outcomes
+    cell: Cell,
+    records: Sequence[RequestRecord],
+    pairing: Pairing | None,
+    outcomes: Outcomes,
+    baseline: Sequence[RequestRecord] = (),
 ) -> dict[str, Pooled]:
     """Every metric that has an interval; paired ones where there are pairs."""
     pooled = pooled_main_metrics(cell, records, pairing, outcomes)
     pooled["acceptance_length_untrimmed"] = acceptance_metrics.pooled_acceptance_length_untrimmed(records)
     if pairing is not None and not pairing.is_refused:
         pooled["e2el_speedup"] = paired_metrics.pooled_e2el_speedup(pairing)
+        if _is_one_at_a_time(cell):
+            pooled["throughput_speedup"] = paired_metrics.pooled_throughput_speedup(baseline, records)
     return pooled
 
 
@@ -158,12 +164,14 @@ def pair_metrics(
         return dict.fromkeys(PAIRED_METRICS)
     greedy = cell.workload.temperature == 0
     changed = task_scores.changed_answers(pairing, outcomes)
-    found = intervals_of([pooled_metrics(cell, arm, pairing, outcomes)])[0] if known is None else known
+    found = (
+        intervals_of([pooled_metrics(cell, arm, pairing, outcomes, baseline)])[0] if known is None else known
+    )
     return {
         "speedup": found["speedup"],
         "speedup_agreeing": paired_metrics.speedup_agreeing(pairing) if greedy else None,
         "e2el_speedup": found["e2el_speedup"],
-        "throughput_speedup": _throughput_speedup(cell, baseline, arm),
+        "throughput_speedup": _throughput_speedup(cell, baseline, arm, found),
         "speedup_mean_tpot": paired_metrics.speedup_mean_tpot(pairing),
         "break_even_acceptance_length": paired_metrics.break_even_acceptance_length(pairing),
         "output_length_ratio": paired_metrics.output_length_ratio(pairing),
@@ -191,20 +199,23 @@ PAIRED_METRICS = (
 )
 
 
-def _busy_s(cell: Cell, records: Sequence[RequestRecord]) -> float | None:
-    """None in process, where requests run one at a time: then the sum of E2EL is the busy time."""
+def _is_one_at_a_time(cell: Cell) -> bool:
+    """In process requests run one at a time: then the sum of E2EL is the busy time."""
     workload = cell.workload
-    one_at_a_time = not cell.on_server and workload.concurrency == 1 and workload.request_rate is None
-    return None if one_at_a_time else metrics.busy_time_s(records)
+    return not cell.on_server and workload.concurrency == 1 and workload.request_rate is None
+
+
+def _busy_s(cell: Cell, records: Sequence[RequestRecord]) -> float | None:
+    """None where requests run one at a time."""
+    return None if _is_one_at_a_time(cell) else metrics.busy_time_s(records)
 
 
 def _throughput_speedup(
-    cell: Cell, baseline: Sequence[RequestRecord], arm: Sequence[RequestRecord]
+    cell: Cell, baseline: Sequence[RequestRecord], arm: Sequence[RequestRecord], known: Intervals
 ) -> Interval | None:
     if cell.workload.request_rate is not None:  # open loop: the load decides the throughput
         return None
-    busy = _busy_s(cell, baseline), _busy_s(cell, arm)
-    if busy == (None, None):
-        return paired_metrics.pooled_throughput_speedup(baseline, arm).interval()
-    value = paired_metrics.throughput_speedup(baseline, arm, *busy)
+    if "throughput_speedup" in known:
+        return known["throughput_speedup"]
+    value = paired_metrics.throughput_speedup(baseline, arm, _busy_s(cell, baseline), _busy_s(cell, arm))
     return None if value is None else Interval(value, None, None)

@@ -178,7 +178,9 @@ class RequestTable(Sequence[RequestRecord]):
         """Some of the requests: those of a mask, or those at these places."""
         places = numpy.flatnonzero(rows) if rows.dtype == bool else rows
         table = RequestTable(())
-        table._records, table._whole, table._num_records = None, (self, places), len(places)
+        table._records, table._num_records = None, len(places)
+        # columns are taken from where they are read
+        table._whole = (self, places) if self._whole is None else (self._whole[0], self._whole[1][places])
         return table
 
     def integers(self, name: str) -> Column:
@@ -200,8 +202,12 @@ class RequestTable(Sequence[RequestRecord]):
     def completed(self) -> Mask:
         """[requests]: which ended by a stop token or at their limit."""
         if "completed" not in self._columns:
-            reasons = self.texts("finish_reason")
-            self._columns["completed"] = (reasons == "stop") | (reasons == "length")
+            if self._whole is None:
+                reasons = self.texts("finish_reason")
+                self._columns["completed"] = (reasons == "stop") | (reasons == "length")
+            else:
+                whole, rows = self._whole
+                self._columns["completed"] = whole.completed[rows]
         mask: Mask = self._columns["completed"]
         return mask
 

@@ -27,7 +27,7 @@ MIN_PROMPTS_FOR_INTERVAL = 5
 # a block fits into the cache of a core.
 _DRAWS_PER_BLOCK = 60_000
 _MIN_RESAMPLES_PER_PRODUCT = 16  # the sums of all prompts are read once for so many
-_MAX_KEPT_BYTES = 256_000_000  # of draws that are kept for the next metric over as many prompts
+_MAX_KEPT_BYTES = 64_000_000  # of draws that are kept for the next metrics over as many prompts
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,8 +141,9 @@ def finished_units_of_cell(group: Group, cell: Cell, records: Iterable[RequestRe
 
 def slot_of(cell: Cell) -> tuple[object, ...]:
     """Where a cell stands in the grid."""
-    workload = cell.workload
-    return (cell.backend, workload.dataset, workload.concurrency, cell.arm.name, cell.arm.block_size)
+    workload, arm = cell.workload, cell.arm
+    load = (workload.concurrency, workload.request_rate)
+    return (cell.backend, workload.dataset, *load, arm.name, arm.block_size)
 
 
 def title_of(cell: Cell) -> str:

@@ -306,6 +306,21 @@ def test_an_open_loop_that_nobody_capped_is_split_by_what_its_rate_keeps_under_w
     assert windows == [("baseline", 0, 5), ("dflash", 0, 5), ("dflash", 1, 5), ("baseline", 1, 5)]
 
 
+def test_another_rate_is_another_place_in_the_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another concurrency is: a run that is gone on with at a second rate once gave up the first."""
+    use_prompts(monkeypatch, num_prompts=2)
+
+    async def run_load(load: Load, jobs: Any, deadline_ns: int | None = None) -> None:
+        await dflash.load.run_load(replace(load, request_rate=1e6), jobs, deadline_ns)
+
+    monkeypatch.setattr(dflash.served, "run_load", run_load)
+    with two_servers("vllm") as servers:
+        for rate in (4.0, 8.0):
+            run = run_on(servers, tmp_path, "vllm", request_rate=rate).run
+    assert [cell.workload.request_rate for cell in run.info.cells] == [4.0, 4.0, 8.0, 8.0]
+    assert {cell.status for cell in run.info.cells} == {"completed"}
+
+
 def test_a_key_is_in_no_file(tmp_path: Path) -> None:
     with two_servers("vllm") as servers:
         config = BenchmarkConfig(

@@ -27,7 +27,14 @@ from dflash.ranks import Ranks
 from dflash.recorder import Invocation
 from dflash.results.records import BASELINE, Arm, CellStatus
 from dflash.results.store import INFO_FILE, RunWriter
-from dflash.serving import as_started, check_arms, launch_arm, with_block_size
+from dflash.serving import (
+    as_started,
+    check_arms,
+    launch_arm,
+    planned_as_started,
+    target_as_named,
+    with_block_size,
+)
 from dflash.stages import Stage, undescribed
 from dflash.stages import backend_settings as backend_settings
 from dflash.sweep import Sweep
@@ -184,7 +191,7 @@ class Execution:
                     settings = replace(
                         backend_settings(stage.config),
                         model=None,  # whatever it calls what it was started with
-                        endpoints=(Endpoint(server.url, arm.name),),
+                        endpoints=(Endpoint(server.url, arm.name, started_as=server.started_as),),
                         block_size=arm.block_size,
                     )
                     self._backend = create_backend(stage.config.backend, settings)
@@ -240,7 +247,8 @@ class Execution:
         if launched is not None:
             config = self._stages[number].config
             described = tuple(as_started(config, arm) for arm in description.arms)
-            description = replace(description, arms=described)
+            target = target_as_named(config, description.target)
+            description = replace(description, target=target, arms=described)
         self._described[number] = description
         labels = (
             [arm.label for arm in planned_arms(self._stages[number].config)]
@@ -285,7 +293,7 @@ class Execution:
 
     def _add_unopened(self, stage: Stage, arms: Sequence[Arm], status: CellStatus, reason: str) -> None:
         described = self._described.get(self._stages.index(stage))
-        drafted = [arm if arm.is_baseline else replace(arm, draft=stage.config.draft_model) for arm in arms]
+        drafted = [_as_planned(stage.config, arm) for arm in arms]
         description = (
             undescribed(stage.config, drafted)
             if described is None
@@ -302,3 +310,10 @@ class Execution:
             if not self._sweep.has_begun:  # otherwise the run stands, whatever closing says
                 raise
             self._progress.say(f"closing the engine failed: {type(error).__name__}: {error}")
+
+
+def _as_planned(config: BenchmarkConfig, arm: Arm) -> Arm:
+    """An arm that was not opened, as far as the settings describe it."""
+    if config.serve:
+        return planned_as_started(config, arm)
+    return arm if arm.is_baseline else replace(arm, draft=config.draft_model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,6 +21,7 @@ from dflash.results.records import Arm
 from dflash.server_options import NO_CAP
 
 OPEN_LOOP_CONCURRENCY = 256  # that a server is started for
+DFLASH = "dflash"
 LOGS_FOLDER = "server-logs"  # beside the runs: a server may fail before there is one
 
 
@@ -63,7 +64,7 @@ def check_arms(config: BenchmarkConfig, arms: Sequence[Arm]) -> None:
     """
     draft_model = _draft_of(config)
     for arm in arms:
-        if arm.name == "dflash" and draft_model is not None and Path(draft_model).expanduser().is_dir():
+        if arm.name == DFLASH and draft_model is not None and Path(draft_model).expanduser().is_dir():
             _block_size_of(draft_model)  # whatever block size is asked for
     asked = [with_block_size(config, arm) for arm in arms]
     check_launches(config.backend, asked, **_settings(config, str(config.model), draft_model))
@@ -89,22 +90,38 @@ def with_block_size(config: BenchmarkConfig, arm: Arm) -> Arm:
     Raises:
         ModelError: there is no such draft, or its config does not say.
     """
-    if arm.name != "dflash" or arm.block_size is not None:
+    if arm.name != DFLASH or arm.block_size is not None:
         return arm
-    if config.model == quickstart.QUICKSTART and config.draft_model is None:
+    if quickstart.is_quickstart_draft(config.draft_model, config.model):
         return replace(arm, block_size=quickstart.DEFAULT_BLOCK_SIZE)
     return replace(arm, block_size=_block_size_of(str(config.draft_model)))
 
 
 def as_started(config: BenchmarkConfig, arm: Arm) -> Arm:
     """The arm with what its server was started with and does not tell: a run goes on with the same alone."""
-    draft = config.draft_model or (quickstart.QUICKSTART if config.model == quickstart.QUICKSTART else None)
+    draft = None if arm.is_baseline else arm.draft
+    if arm.name == DFLASH and draft in (None, _draft_of(config)):  # by its name, not by where it lies
+        is_shipped = quickstart.is_quickstart_draft(config.draft_model, config.model)
+        draft = quickstart.DRAFT_NAME if is_shipped else config.draft_model
     return replace(
         arm,
-        draft=None if arm.is_baseline else arm.draft or draft,
+        draft=draft,
         server=None,  # its port is another at every start
         server_args=server_words(hide_server_args(config.server_args), arm.name),
     )
+
+
+def target_as_named(config: BenchmarkConfig, target: str) -> str:
+    """The target by its name, where a server tells the folder that it was handed for one."""
+    is_shipped = config.model == quickstart.QUICKSTART and target == _models(config)[0]
+    return quickstart.TARGET_NAME if is_shipped else target
+
+
+def planned_as_started(config: BenchmarkConfig, arm: Arm) -> Arm:
+    """What the arm would have been, had its server started; as far as that can be told."""
+    with suppress(ModelError):
+        arm = with_block_size(config, arm)
+    return as_started(config, arm)
 
 
 def _block_size_of(draft: str) -> int:
@@ -140,7 +157,7 @@ def _models(config: BenchmarkConfig) -> tuple[str, str | None]:
 
 
 def _draft_of(config: BenchmarkConfig) -> str | None:
-    """The draft that was named, else that of the quickstart target, by its folder."""
-    if config.draft_model is None and config.model == quickstart.QUICKSTART:
+    """The draft that was named; the shipped one by its folder."""
+    if quickstart.is_quickstart_draft(config.draft_model, config.model):
         return str(quickstart.DRAFT_FOLDER)
     return config.draft_model

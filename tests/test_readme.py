@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import re
 import shlex
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -76,6 +80,32 @@ def test_the_readme_shows_every_verb():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_readme_is_understood(command, monkeypatch):
     parse_only(command, monkeypatch)
+
+
+def test_the_example_with_simulated_servers_runs(tmp_path):
+    (example,) = [block for block in blocks(page("README.md"), "sh") if "dflash.backends.simulated" in block]
+    *servers, benchmark = example.splitlines()
+    with ExitStack() as stack:
+        for command in servers:
+            port = shlex.split(command)[shlex.split(command).index("--port") + 1]
+            words = [*shlex.split(command)[1:], "--port", "0", "--time-scale", "0"]
+            server = stack.enter_context(
+                subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(server.terminate)
+            assert server.stdout is not None
+            free_port = int(server.stdout.readline())
+            benchmark = benchmark.replace(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{free_port}")
+        words = [*shlex.split(benchmark)[1:], "--max-new-tokens", "8", "--quiet", "--json", "-"]
+        done = subprocess.run(
+            [sys.executable, *words, "--output-dir", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    ends = {cell["arm"]: cell["num_completed"] for cell in json.loads(done.stdout)["cells"]}
+    assert ends == {"baseline": 8, "dflash": 8}
 
 
 @pytest.mark.parametrize(

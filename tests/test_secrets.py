@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from made_up_prompts import EXACT, use_made_up_prompts
 
 import dflash.execution
 from dflash.arguments import benchmark_command, parse_benchmark_arguments
+from dflash.backends.base import StartedAs
 from dflash.backends.launch_commands import LaunchSettings, launch_command
 from dflash.backends.scenario import ServerSettings
 from dflash.backends.simulated_http import simulated_server, simulated_server_thread
@@ -85,7 +87,7 @@ def test_words_for_servers(
         async with simulated_server(
             "vllm", SCENARIO, arm=arm.name, block_size=arm.block_size, time_scale=0
         ) as server:
-            yield server
+            yield SimpleNamespace(url=server.url, started_as=StartedAs())
 
     monkeypatch.setattr(dflash.execution, "launch_arm", launch)
     monkeypatch.setattr(dflash.execution, "check_arms", lambda config, arms: None)

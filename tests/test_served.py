@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import dflash.runner
 import dflash.served
 import dflash.serving
 import dflash.sweep
+from dflash.backends.base import StartedAs
 from dflash.backends.scenario import Fault, Scenario, ServerSettings
 from dflash.backends.sglang import SglangBackend
 from dflash.backends.simulated_http import simulated_server, simulated_server_thread
@@ -26,6 +28,7 @@ from dflash.config import BenchmarkConfig
 from dflash.errors import EXIT_UNAVAILABLE, UnavailableError, UsageError
 from dflash.execution import Outcome, backend_settings
 from dflash.load import Load
+from dflash.quickstart import DRAFT_FOLDER, DRAFT_NAME, QUICKSTART
 from dflash.results.records import Arm, RequestRecord
 from dflash.results.store import Run
 from dflash.results.summary import summarise_run
@@ -364,7 +367,8 @@ class TestServe:
             async with simulated_server(
                 "vllm", SCENARIO, arm=arm.name, block_size=arm.block_size, time_scale=0
             ) as server:
-                yield server
+                method = None if arm.is_baseline else "dflash"
+                yield SimpleNamespace(url=server.url, started_as=StartedAs("float16", method))
             arms.append(f"{arm.label} stopped")
 
         self.failing: tuple[str, ...] = ()
@@ -397,6 +401,21 @@ class TestServe:
         assert drafting.number("agreement") == 1.0
         assert drafting.number("num_pairs") == 10
 
+    def test_what_servers_were_started_as_is_known_where_they_do_not_say(
+        self, tmp_path: Path, launched: list[str]
+    ) -> None:
+        run = self.serve(tmp_path).run
+        assert {cell.workload.dtype for cell in run.info.cells} == {"float16"}
+        assert not any("dtype" in note or "how it drafts" in note for note in run.info.notes)
+
+    def test_the_shipped_draft_is_the_same_whether_it_is_named_or_not(
+        self, tmp_path: Path, launched: list[str]
+    ) -> None:
+        self.serve(tmp_path, block_sizes=())
+        again = self.serve(tmp_path, block_sizes=(), draft_model=QUICKSTART).run
+        assert [cell.arm.label for cell in again.info.cells] == ["baseline", "dflash B=4"]
+        assert len(again.records) == 20, "nothing was measured anew"
+
     def test_later_turns_follow_the_baseline_that_ran_before(
         self, tmp_path: Path, launched: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -426,6 +445,18 @@ class TestServe:
         assert again.error is None
         assert len(again.run.records) == 20
         assert [cell.status for cell in again.run.info.cells] == ["completed", "completed"]
+
+    @pytest.mark.parametrize("failing", ["baseline", "dflash"])
+    def test_an_arm_that_comes_up_when_the_run_is_resumed_takes_the_place_of_the_one_that_failed(
+        self, tmp_path: Path, launched: list[str], failing: str
+    ) -> None:
+        self.failing = (failing,)
+        self.serve(tmp_path, block_sizes=())  # the draft's own
+        self.failing = ()
+        outcome = self.serve(tmp_path, block_sizes=())
+        assert outcome.error is None
+        ends = {cell.arm.label: (cell.status, cell.reason) for cell in outcome.run.info.cells}
+        assert ends == {"baseline": ("completed", None), "dflash B=4": ("completed", None)}
 
     def test_a_baseline_that_does_not_come_up_leaves_the_others_to_run(
         self, tmp_path: Path, launched: list[str]
@@ -503,7 +534,7 @@ class TestServe:
         self, tmp_path: Path, launched: list[str], changed: dict[str, Any]
     ) -> None:
         first = self.serve(tmp_path, num_prompts=2)
-        assert [cell.arm.draft for cell in first.run.info.cells] == [None, "quickstart"]
+        assert [cell.arm.draft for cell in first.run.info.cells] == [None, DRAFT_NAME]
         launched.clear()
         outcome = self.serve(tmp_path, num_prompts=2, **changed)
         assert outcome.error is None
@@ -516,8 +547,32 @@ class TestServe:
         drafting = [arm for arm in now if not arm.is_baseline]
         assert (drafting[-1].draft, drafting[-1].server_args) in (
             ("another", ()),
-            ("quickstart", ("--seed=3",)),
+            (DRAFT_NAME, ("--seed=3",)),
         )
+
+    @pytest.mark.parametrize("named", [None, QUICKSTART, DRAFT_NAME])
+    def test_engines_are_handed_the_shipped_draft_by_its_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+    ) -> None:
+        handed: list[str | None] = []
+        monkeypatch.setattr(
+            dflash.serving, "launch_server", lambda *_, **settings: handed.append(settings["draft_model"])
+        )
+        model = QUICKSTART if named is None else str(tmp_path)
+        config = BenchmarkConfig(
+            backend="vllm", serve=True, model=model, draft_model=named, output_dir=tmp_path
+        )
+        arm = dflash.serving.with_block_size(config, Arm("dflash"))
+        dflash.serving.launch_arm(config, arm, print)
+        assert arm.block_size == 4
+        assert handed == [str(DRAFT_FOLDER)]
+
+    @pytest.mark.parametrize("told", [None, str(DRAFT_FOLDER)])
+    def test_the_shipped_draft_has_its_name_whatever_the_server_calls_it(self, told: str | None) -> None:
+        config = BenchmarkConfig(backend="sglang", serve=True, model=QUICKSTART)
+        assert dflash.serving.as_started(config, Arm("dflash", 4, draft=told)).draft == DRAFT_NAME
+        assert dflash.serving.as_started(config, Arm("ngram", 4, draft=told)).draft == told
+        assert dflash.serving.as_started(config, Arm("baseline")).draft is None
 
     def test_nothing_is_left_where_nothing_was_measured(self, tmp_path: Path, launched: list[str]) -> None:
         self.failing = ("baseline", "dflash")

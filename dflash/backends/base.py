@@ -90,11 +90,22 @@ class BackendDescription:
 
     target: str
     target_revision: str | None
-    dtype: str
+    dtype: str | None  # None: not known
     arms: tuple[Arm, ...]  # the requested arms, completed with draft name and revision
     weights_bytes: Mapping[str, int] = field(default_factory=dict)  # by arm name
     environment: Mapping[str, Any] = field(default_factory=dict)  # device, versions, what moves a number
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StartedAs:
+    """What is known of a server from its start. None: not known."""
+
+    dtype: str | None = None
+    method: str | None = None  # how it drafts, in the engine's word in lower case
+
+
+NOT_STARTED = StartedAs()  # by this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,7 @@ class Endpoint:
     url: str  # base URL; a trailing /v1 is accepted
     arm: str | None = None  # None: found out from the server
     metrics_url: str | None = None  # of its Prometheus counters; None: /metrics at `url`
+    started_as: StartedAs = NOT_STARTED  # holds where the server itself does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +253,11 @@ class RunningServer(Protocol):
 
     @property
     def url(self) -> str: ...
+
+    @property
+    def started_as(self) -> StartedAs:
+        """By its command line, and by its log."""
+        ...
 
 
 BackendFactory = Callable[[BackendSettings], Backend]

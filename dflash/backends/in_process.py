@@ -65,13 +65,13 @@ def find_draft(settings: BackendSettings) -> Path:
         UsageError: none was named, and the target is not the quickstart one.
         ModelError: it cannot be had.
     """
-    if settings.draft_model is not None:
-        return find_checkpoint(settings.draft_model)
-    if not is_quickstart_target(settings):
+    if quickstart.is_quickstart_draft(settings.draft_model, settings.model):
+        return quickstart.DRAFT_FOLDER
+    if settings.draft_model is None:
         raise UsageError(
             f"no draft was named for {settings.model}", "add --draft-model, or run --arms baseline"
         )
-    return quickstart.DRAFT_FOLDER
+    return find_checkpoint(settings.draft_model)
 
 
 def load_checked_tokenizer(location: str, settings: BackendSettings) -> Any:
@@ -124,8 +124,8 @@ def complete_arms(
     """The arms with what a draft adds to their identity; one with no block size uses the draft's own."""
     if draft_folder is None or draft is None:
         return tuple(arms)
-    named = settings.draft_model
-    default = quickstart.DEFAULT_BLOCK_SIZE if named is None else draft.block_size
+    is_shipped = quickstart.is_quickstart_draft(settings.draft_model, settings.model)
+    default = quickstart.DEFAULT_BLOCK_SIZE if is_shipped else draft.block_size
     revision = folder_revision(draft_folder)
     return tuple(
         arm
@@ -134,7 +134,7 @@ def complete_arms(
             arm,
             block_size=arm.block_size or default,
             acceptance_rule=EQUALITY_RULE,
-            draft=named or "quickstart-dflash",
+            draft=quickstart.DRAFT_NAME if is_shipped else settings.draft_model,
             draft_revision=revision,
         )
         for arm in arms

@@ -14,8 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
+from dflash.backends.base import StartedAs
 from dflash.backends.engine_install import DISPLAY_NAMES, EngineInstall
-from dflash.backends.server_args import arm_of_word, is_option_in, server_words
+from dflash.backends.server_args import (
+    arm_of_word,
+    is_option_in,
+    server_words,
+    stated_dtype,
+    stated_method,
+)
 from dflash.command_secrets import HIDDEN, hide_secrets, is_secret_name, secrets_in
 from dflash.errors import UsageError
 from dflash.results.records import BASELINE, Arm
@@ -74,6 +81,11 @@ class LaunchCommand:
     @property
     def title(self) -> str:
         return f"{DISPLAY_NAMES[self.engine]} server of the arm {self.arm.label}"
+
+    @property
+    def started_as(self) -> StartedAs:
+        """What the words say of the server, those of `--server-arg` among them."""
+        return StartedAs(stated_dtype(self.argv), stated_method(self.argv))
 
     def with_port(self, port: int) -> LaunchCommand:
         """The same server elsewhere."""

@@ -18,12 +18,22 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from dflash.backends.base import StartedAs
 from dflash.backends.launch_commands import LaunchCommand
-from dflash.backends.server_log import begin_log, clean_log, find_fault, last_lines, read_tail
+from dflash.backends.server_log import (
+    begin_log,
+    clean_log,
+    find_fault,
+    last_lines,
+    last_words,
+    read_dtype,
+    read_tail,
+)
 from dflash.command_secrets import without_secrets
 from dflash.errors import RequestError, UnavailableError, UsageError
 
@@ -92,6 +102,12 @@ class LaunchedServer:
     @property
     def url(self) -> str:
         return self.command.url
+
+    @property
+    def started_as(self) -> StartedAs:
+        """By the command; what that leaves to the engine by the log, once the server is ready."""
+        stated = self.command.started_as
+        return replace(stated, dtype=stated.dtype or read_dtype(self.log_file, self._log_start))
 
     @property
     def is_running(self) -> bool:
@@ -177,7 +193,7 @@ class LaunchedServer:
         from dflash.backends.http import HttpClient
         from dflash.backends.http_settings import HttpSettings, parse_base_url
 
-        next_line_s, poll_s = self._announce_every_s, POLL_S
+        next_line_s, poll_s, told = self._announce_every_s, POLL_S, ""
         async with HttpClient(HttpSettings(base_url=parse_base_url(self.url))) as client:
             while not await self._answers(client):
                 waited_s = time.monotonic() - began
@@ -185,8 +201,10 @@ class LaunchedServer:
                     raise self._not_ready(waited_s)
                 if waited_s >= next_line_s:
                     next_line_s = waited_s + self._announce_every_s
-                    last = next(reversed(self._read_log()), "nothing in its log yet")
-                    self._announce(f"waiting for the {self.command.title}: {waited_s:.0f} s; {last}")
+                    last = last_words(self._read_log()) or "nothing yet"
+                    new = "" if last == told else f"; its log: {last}"
+                    self._announce(f"waiting for the {self.command.title}: {waited_s:.0f} s{new}")
+                    told = last
                 await asyncio.sleep(poll_s)
                 poll_s = min(2 * poll_s, MAX_POLL_S)
         if not self.is_running:  # another one answered in its place
@@ -212,7 +230,7 @@ class LaunchedServer:
         else:
             late = f"was not ready after {waited_s:.0f} s; --ready-timeout-s gives it longer"
             end = late if self.is_running else "was lost with its keeper"
-        return self._unavailable(f"{end}{f' ({cause})' if cause else ''}")
+        return self._unavailable(f"{end}{f' (its log: {cause})' if cause else ''}")
 
     def _unavailable(self, what: str) -> UnavailableError:
         return UnavailableError(f"the {self.command.title} {what}", f"see its log {self.log_file}")

@@ -1,12 +1,15 @@
-"""The words of `--server-arg`: which arm each is for, and which option of a template it takes the place of. Pure."""
+"""The words that a server is started with: of `--server-arg`, which arm each is for and which option of a template it
+takes the place of; of the whole command, what they say of the server. Pure."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dflash.errors import UsageError
 
+DTYPE_NAMES = {"half": "float16", "float": "float32"}  # the engines' other words
 # What decides where a server listens and what it serves is said once, and not by --server-arg.
 RESERVED = {
     "--host": "servers that are started listen on this machine only",
@@ -56,3 +59,31 @@ def is_option_in(flag: str, words: Iterable[str]) -> bool:
     """Whether the words give this option, or the opposite of this switch."""
     bare = flag.removeprefix("--").removeprefix("no-")
     return any(flag_of_word(word) in (f"--{bare}", f"--no-{bare}") for word in words)
+
+
+def stated_dtype(words: Sequence[str]) -> str | None:
+    """What the server computes in; None: it is left to the engine."""
+    told = value_of("--dtype", words)
+    return None if told in (None, "auto") else DTYPE_NAMES.get(told, told)
+
+
+def stated_method(words: Sequence[str]) -> str | None:
+    """How the server drafts, in the engine's word in lower case; None: the words do not say that it does."""
+    told: object = value_of("--speculative-algorithm", words)  # SGLang's
+    if told is None:
+        try:
+            config = json.loads(value_of("--speculative-config", words) or "null")  # vLLM's
+        except ValueError:
+            return None
+        told = config.get("method") if isinstance(config, dict) else None
+    return told.lower() if isinstance(told, str) and told else None
+
+
+def value_of(flag: str, words: Sequence[str]) -> str | None:
+    """The value of an option; the last one holds."""
+    found = None
+    for place, word in enumerate(words):
+        if flag_of_word(word) == flag:
+            _, equals, value = word.partition("=")
+            found = value if equals else next(iter(words[place + 1 : place + 2]), None)
+    return found

@@ -18,6 +18,8 @@ _CONTROL_SEQUENCE = re.compile(r"\x1b(\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07
 _PREFIX = re.compile(r"(\([\w ]+ pid=\d+\) )?([A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
 _FRAME = re.compile(r'\s*(File "|[\^~]+\s*$|Traceback \(most recent call last\))|\s{4}')
 _FAULT = re.compile(r"((\w+\.)*[A-Z]\w*(Error|Exception|Failure|Interrupt)\b|[\w./: -]*\berror:).*")
+# Both engines: dtype=torch.bfloat16, among what else they were made with. That of a cache has another name.
+_DTYPE = re.compile(rb"\bdtype=torch\.(\w{1,20})\b")
 _CONSEQUENCE = re.compile(
     r"root cause|Engine core initialization failed|engine process failed", re.IGNORECASE
 )
@@ -73,6 +75,17 @@ def read_tail(log_file: Path, start: int = 0) -> list[str]:
     return [line for line in map(_shown, lines) if line]
 
 
+def read_dtype(log_file: Path, start: int = 0) -> str | None:
+    """The dtype that an engine has printed for its target, before any for its draft; None: none was printed."""
+    try:
+        with log_file.open("rb") as file:
+            file.seek(start)
+            found = _DTYPE.search(file.read(TAIL_BYTES))
+    except OSError:
+        return None
+    return None if found is None else found[1].decode()
+
+
 def last_lines(lines: Iterable[str]) -> list[str]:
     """The last lines of interest: those of a traceback that only say where in the code it was are left out."""
     return [line for line in lines if not _FRAME.match(_bare(line))][-NUM_LINES:]
@@ -88,6 +101,11 @@ def find_fault(lines: Iterable[str]) -> str | None:
     place = first_hand[-1]
     detail = texts[place + 1] if place + 1 < len(texts) and texts[place + 1].startswith("  ") else ""
     return _cut(" ".join(f"{texts[place]} {detail}".split()))
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """What a log says last, without when and where in the engine; empty: nothing."""
+    return _bare(lines[-1]) if lines else ""
 
 
 def _bare(line: str) -> str:

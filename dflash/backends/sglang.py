@@ -198,6 +198,7 @@ class SglangBackend:
         client = open_client(settings, endpoint.url)
         try:
             server = await inspect_server(client, settings)
+            server = replace(server, started_as=endpoint.started_as)
             arm = complete_arm(arm, server, settings.block_size)
             arm = replace(arm, server=server_address(client.settings.base_url))
             counters = None

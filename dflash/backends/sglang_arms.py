@@ -124,7 +124,7 @@ def describe(
     return BackendDescription(
         target=first.target,
         target_revision=_text(first, "revision"),
-        dtype=dtype or "unknown",
+        dtype=dtype,
         arms=tuple(arm for arm, _ in servers),
         environment={
             "engine": "sglang",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dflash.backends.base import BackendSettings, GenerationRequest, Message
+from dflash.backends.base import NOT_STARTED, BackendSettings, GenerationRequest, Message, StartedAs
 from dflash.backends.chat_stream import ChatStreamRecord
 from dflash.backends.http import HttpClient
 from dflash.backends.openai_server import (
@@ -26,6 +26,7 @@ from dflash.backends.openai_server import (
     place_to_start,
     read_models,
 )
+from dflash.backends.server_args import DTYPE_NAMES
 from dflash.backends.sglang_stream import (
     GENERATE_PATH,
     TOKENIZE_PATH,
@@ -51,7 +52,6 @@ CHAT_EXTRA: Mapping[str, Any] = {
     "return_input_ids_in_sglext": True,
     "return_output_ids_in_sglext": True,
 }
-DTYPES = {"half": "float16", "float": "float32"}
 # Settings that move a number, drafts aside.
 STAMPED = (
     "device",
@@ -82,6 +82,7 @@ class SglangServer:
     model: ServedModel
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the server itself; empty: it does not tell
     ranks: tuple[Mapping[str, Any], ...] = ()  # the same by data-parallel rank, with each one's state
+    started_as: StartedAs = NOT_STARTED
     drafts: bool | None = None
     left_out: frozenset[str] = frozenset()  # fields of a request that it refuses
     knows_reasoning: bool | None = None  # whether the rendered prompt changes with the reasoning setting
@@ -101,6 +102,8 @@ class SglangServer:
     @property
     def algorithm(self) -> str | None:
         """How it drafts, in the engine's word in lower case."""
+        if "speculative_algorithm" not in self.settings:
+            return self.started_as.method
         return (_text(self.settings.get("speculative_algorithm")) or "").lower() or None
 
     @property
@@ -116,9 +119,10 @@ class SglangServer:
 
     @property
     def dtype(self) -> str | None:
-        """`auto` is the checkpoint's own."""
+        """`auto` is the checkpoint's own, where its start does not tell which that is."""
         told = (_text(self.settings.get("dtype")) or "").removeprefix("torch.")
-        return DTYPES.get(told, told) or None
+        told = DTYPE_NAMES.get(told, told)
+        return (self.started_as.dtype or told or None) if told in ("", "auto") else told
 
     @property
     def has_prefix_cache(self) -> bool | None:

@@ -38,7 +38,14 @@ from dflash.backends.openai_server import (
     stream_completion,
 )
 from dflash.backends.prometheus import MAX_WAIT_S, QUIET_S
-from dflash.backends.vllm_arms import check_alike, check_reasoning, complete_arm, describe, skips_drafts
+from dflash.backends.vllm_arms import (
+    add_start,
+    check_alike,
+    check_reasoning,
+    complete_arm,
+    describe,
+    skips_drafts,
+)
 from dflash.backends.vllm_server import (
     ANSWER_TIMEOUT_S,
     NOT_OFFERED,
@@ -171,7 +178,7 @@ class VllmBackend:
             client, settings, endpoint.metrics_url, quiet_s=self._quiet_s, max_wait_s=self._max_wait_s
         )
         try:
-            server = await inspect_server(client, counters, settings)
+            server = add_start(await inspect_server(client, counters, settings), endpoint.started_as)
             check_reasoning(server, settings.reasoning)
             arm = complete_arm(arm, server, settings.block_size)
             arm = replace(arm, server=server_address(client.settings.base_url))

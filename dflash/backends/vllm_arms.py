@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dflash.backends.arm_names import DRAFTING, method_notes
 from dflash.backends.arrival_stamps import arrivals_stamped_by
-from dflash.backends.base import BackendDescription, BackendSettings
+from dflash.backends.base import BackendDescription, BackendSettings, StartedAs
 from dflash.backends.simulated_mark import simulated_notes
 from dflash.backends.vllm_server import VllmServer
 from dflash.errors import UsageError
@@ -17,6 +17,12 @@ MIN_DFLASH_RELEASE = (0, 20, 1)
 SEVERAL_TOKENS = "it has no counters of drafts, but most chunks of its first answer hold several tokens"
 METHODS = ("dflash", "eagle", "mtp", "ngram", "suffix", "medusa", "draft_model")
 SKIPPING_METHODS = ("ngram", "suffix")  # they propose nothing where they find nothing
+
+
+def add_start(server: VllmServer, started_as: StartedAs) -> VllmServer:
+    """The server with what only its start tells."""
+    method = server.method or (started_as.method if server.drafts else None)
+    return replace(server, dtype=server.dtype or started_as.dtype, method=method)
 
 
 def complete_arm(arm: Arm, server: VllmServer, block_size: int | None) -> Arm:
@@ -115,7 +121,7 @@ def describe(servers: Sequence[tuple[Arm, VllmServer]], settings: BackendSetting
     return BackendDescription(
         target=first.model.target,
         target_revision=first.target_revision,
-        dtype=dtype or "unknown",
+        dtype=dtype,
         arms=tuple(arm for arm, _ in servers),
         environment={
             "engine": "vllm",

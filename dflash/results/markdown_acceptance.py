@@ -140,8 +140,8 @@ def agreement(group: Group) -> list[str]:
         words = (
             "Logit gap: between the target's two best next tokens at the first difference, from one "
             "forward after both "
-            f"clocks had stopped. Up to {near_tie_logit_gap(dtype):g} (for {dtype}) it is called a "
-            f"near-tie, which "
+            f"clocks had stopped. Up to {near_tie_logit_gap(dtype):g} (for {dtype or 'an unknown dtype'}) it is "
+            "called a near-tie, which "
             "rounding can turn; above, a fault."
         )
         parts += [table(header, rows, num_left=2), Explanation(escape(words))]
@@ -183,7 +183,7 @@ def _text_differences(cells: Sequence[CellSummary]) -> list[str]:
     return [words, table(header, rows, num_left=2)]
 
 
-def _difference_row(difference: DifferenceRecord, dtype: str) -> list[str]:
+def _difference_row(difference: DifferenceRecord, dtype: str | None) -> list[str]:
     ended = "(ended)"
     gap = difference.logit_gap
     return [

@@ -199,7 +199,7 @@ class Workload:
 
     target: str
     target_revision: str | None
-    dtype: str
+    dtype: str | None  # None: not known
     dataset: str
     prompts_digest: str  # of the messages (turns and template version) and their order
     num_prompts: int

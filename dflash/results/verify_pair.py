@@ -22,12 +22,12 @@ _NEAR_TIE_LOGIT_GAPS = {"float32": 1e-3, "float16": 0.0625, "bfloat16": 0.25}
 MAX_CACHED_SHARE_DIFFERENCE = 0.05
 
 
-def near_tie_logit_gap(dtype: str) -> float:
+def near_tie_logit_gap(dtype: str | None) -> float:
     """The widest gap that is called a near-tie; an unknown dtype is taken as coarse as bfloat16."""
-    return _NEAR_TIE_LOGIT_GAPS.get(dtype, _NEAR_TIE_LOGIT_GAPS["bfloat16"])
+    return _NEAR_TIE_LOGIT_GAPS.get(dtype or "bfloat16", _NEAR_TIE_LOGIT_GAPS["bfloat16"])
 
 
-def is_near_tie(difference: DifferenceRecord, dtype: str) -> bool | None:
+def is_near_tie(difference: DifferenceRecord, dtype: str | None) -> bool | None:
     """True: rounding can explain the difference. False: a fault. None: the gap is not known."""
     gap = difference.logit_gap
     return None if gap is None or not math.isfinite(gap) else gap <= near_tie_logit_gap(dtype)

@@ -202,6 +202,29 @@ def test_a_server_arg_can_be_for_one_arm():
     assert base[-3:] == ("--max-num-seqs", "4", "--chat-template=http://x")
 
 
+@pytest.mark.parametrize(
+    ("engine", "arm", "server_args", "known"),
+    [
+        ("vllm", BASE, (), (None, None)),
+        ("vllm", DRAFTING, (), (None, "dflash")),
+        ("sglang", DRAFTING, ("--dtype=half",), ("float16", "dflash")),
+        ("vllm", BASE, ("--dtype float", "--dtype bfloat16"), ("bfloat16", None)),
+        ("vllm", BASE, ("--dtype", "auto"), (None, None)),
+        ("vllm", DRAFTING, ('--speculative-config={"method": "Eagle3"}',), (None, "eagle3")),
+        ("vllm", DRAFTING, ("--speculative_config={no JSON",), (None, None)),
+        ("vllm", DRAFTING, ("--speculative-config=[3]",), (None, None)),
+    ],
+)
+def test_what_a_server_is_started_as_is_what_its_words_say(engine, arm, server_args, known):
+    started_as = with_args(*server_args, arm=arm, engine=engine).started_as
+    assert (started_as.dtype, started_as.method) == known
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_on_a_cpu_the_words_say_the_dtype(engine):
+    assert launch_command(engine, BASE, ON_CPU).started_as.dtype == "float32"
+
+
 def test_a_value_with_blanks_or_a_colon_stays_one_word():
     config = '{"method": "dflash", "model": "d", "num_speculative_tokens": 3}'
     assert with_args(f"--speculative-config={config}").argv[-1] == f"--speculative-config={config}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -133,7 +134,9 @@ def test_waiting_is_told_with_the_last_line_of_the_log(launch, said):
 
     asyncio.run(run())
     lines = [line for line in said if line.startswith("waiting for the vLLM server of the arm dflash B=8: ")]
-    assert any("; GET /health" in line for line in lines)
+    told = [line.partition(" s; its log: ")[2] for line in lines]
+    assert any(words.startswith("GET /health") for words in told)
+    assert not any(one and one == other for one, other in itertools.pairwise(told)), "each once"
     assert all(line.isprintable() for line in said)
 
 
@@ -162,7 +165,7 @@ def test_a_server_that_crashes_is_told_with_its_fault_and_the_end_of_its_log(lau
         asyncio.run(start(launch("crash", "helpers", stop_timeout_s=0.2)))
     message = str(caught.value)
     assert "ended with exit code 1 after" in message
-    assert "(ValueError: no room for the KV cache: red)" in message
+    assert "(its log: ValueError: no room for the KV cache: red)" in message
     assert str(tmp_path / "engine.log") in message
     assert len(message) < 400 + len(str(tmp_path))
     assert message.isprintable()

@@ -12,6 +12,8 @@ from dflash.backends.server_log import (
     TAIL_BYTES,
     find_fault,
     last_lines,
+    last_words,
+    read_dtype,
     read_tail,
 )
 from dflash.command_secrets import hide_secrets, secrets_in, without_secrets
@@ -57,6 +59,25 @@ def test_the_fault_is_the_last_one_that_is_named(lines, fault):
 
 def test_lines_that_only_say_where_in_the_code_are_left_out():
     assert last_lines(VLLM_START) == [VLLM_START[i] for i in (0, 1, 6, 10)]
+
+
+def test_what_a_log_says_last_is_told_without_where_in_the_engine():
+    assert last_words(VLLM_START[:1]) == "Using max model len 2048"
+    assert last_words([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "dtype"),
+    [
+        ("kv_cache_dtype=torch.float8, dtype=torch.bfloat16, x\nDraft: dtype=torch.float16", "bfloat16"),
+        ("dtype='auto', kv_cache_dtype=torch.float8", None),
+    ],
+)
+def test_the_dtype_is_the_first_that_an_engine_prints(tmp_path: Path, content: str, dtype: str | None):
+    log = tmp_path / "a.log"
+    log.write_text(f"dtype=torch.float32 of an earlier start\n{content}\n")
+    assert read_dtype(log, start=40) == dtype
+    assert read_dtype(tmp_path / "none.log") is None
 
 
 def test_the_last_lines_are_few():

@@ -23,6 +23,7 @@ from made_up_sglang import (
 
 from dflash.backends import create_backend
 from dflash.backends.base import (
+    NOT_STARTED,
     BackendDescription,
     BackendSettings,
     Endpoint,
@@ -31,6 +32,7 @@ from dflash.backends.base import (
     Message,
     Sampling,
     ServerWindow,
+    StartedAs,
 )
 from dflash.backends.sglang import NO_COUNTERS, SglangBackend
 from dflash.backends.sglang_server import release_of
@@ -53,6 +55,7 @@ def use(
     *,
     arms: list[Arm] | None = None,
     metrics_url: str | None = None,
+    started_as: StartedAs = NOT_STARTED,
     flush_wait_s: float = 0.6,
     **settings: Any,
 ) -> T:
@@ -60,7 +63,9 @@ def use(
 
     async def main() -> T:
         async with running(*servers):
-            endpoints = tuple(Endpoint(server.url, metrics_url=metrics_url) for server in servers)
+            endpoints = tuple(
+                Endpoint(server.url, metrics_url=metrics_url, started_as=started_as) for server in servers
+            )
             backend = SglangBackend(
                 BackendSettings(endpoints=endpoints, **settings),
                 quiet_s=0.0,
@@ -138,6 +143,17 @@ def spoken(beside: Mapping[str, Any] | None, num_tokens: int = 5, **options: Any
 
 
 # --- which arm a server is
+
+
+@pytest.mark.parametrize(
+    ("told", "dtype"), [("auto", "bfloat16"), (None, "bfloat16"), ("half", "float16"), ("float32", "float32")]
+)
+def test_the_dtype_that_a_server_was_started_with_holds_where_it_does_not_say(
+    shared_folder: Path, told: str | None, dtype: str
+) -> None:
+    server = recorded(shared_folder, "dflash")
+    server.info["dtype"] = told
+    assert describe(server, started_as=StartedAs("bfloat16", "dflash")).dtype == dtype
 
 
 def test_recorded_server_that_drafts_is_recognised(shared_folder: Path) -> None:

@@ -15,6 +15,7 @@ from made_up_vllm import MadeUpVllm, metrics_text, running, speculation, stream_
 
 from dflash.backends import create_backend, sglang_server, vllm_server
 from dflash.backends.base import (
+    NOT_STARTED,
     BackendDescription,
     BackendSettings,
     Endpoint,
@@ -23,6 +24,7 @@ from dflash.backends.base import (
     Message,
     Sampling,
     ServerWindow,
+    StartedAs,
 )
 from dflash.backends.chat_stream import ChatStreamReader, ChatStreamRecord
 from dflash.backends.vllm import VllmBackend, count_decode_steps
@@ -50,6 +52,7 @@ def use(
     *,
     arms: list[Arm] | None = None,
     metrics_urls: list[str] | None = None,
+    started_as: StartedAs = NOT_STARTED,
     **settings: Any,
 ) -> T:
     """Open a backend on these servers, act, close."""
@@ -58,7 +61,11 @@ def use(
         async with running(*servers):
             urls = metrics_urls or [""] * len(servers)
             endpoints = [
-                Endpoint(server.url, metrics_url=url.format(*(s.url for s in servers)) or None)
+                Endpoint(
+                    server.url,
+                    metrics_url=url.format(*(s.url for s in servers)) or None,
+                    started_as=started_as,
+                )
                 for server, url in zip(servers, urls, strict=True)
             ]
             backend = VllmBackend(
@@ -220,10 +227,18 @@ def test_synthetic_acceptance_is_told() -> None:
     assert any("synthetic" in note for note in describe([server]).notes)
 
 
+def test_what_a_server_was_started_as_holds_where_it_does_not_say() -> None:
+    started_as = StartedAs("float16", "dflash")
+    description = describe([drafting()], started_as=started_as)
+    assert description.dtype == "float16"
+    assert not any("dtype" in note or "how it drafts" in note for note in description.notes)
+    assert describe([drafting(server_info=server_info())], started_as=started_as).dtype == "float32"
+
+
 def test_text_form_of_the_settings_is_left_alone() -> None:
     description = describe([drafting(server_info={"vllm_config": "model='org/model', …"})])
     assert description.arms[0].name == "dflash"
-    assert description.dtype == "unknown"
+    assert description.dtype is None
 
 
 @pytest.mark.parametrize("reasoning", ["off", "on", "low"])

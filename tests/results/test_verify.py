@@ -242,6 +242,7 @@ def test_prompt_tokens_that_one_arm_does_not_tell_are_said():
         ("bfloat16", 0.1, True),
         ("bfloat16", 2.0, False),
         ("float32", None, None),
+        (None, 0.1, True),
     ],
 )
 def test_near_tie_or_fault_depends_on_the_dtype(dtype, gap, near_tie):

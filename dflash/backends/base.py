@@ -188,18 +188,6 @@ class Backend(Protocol):
         ...
 
 
-@runtime_checkable
-class NotesAtEnd(Protocol):
-    """An engine that knows, once it has run, what a reader of its numbers must know."""
-
-    def closing_notes(self) -> tuple[str, ...]:
-        """Facts to stamp on the run, asked before the engine is closed."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ServerWindow:
-    """What a server counted between two moments, beside what our own requests say. None: it does not say."""
 class InProcessBackend(Backend, Protocol):
     """An engine in this process that loads a pair, and hands tokens on as they come."""
 
@@ -212,6 +200,18 @@ class InProcessBackend(Backend, Protocol):
         ...
 
 
+@runtime_checkable
+class NotesAtEnd(Protocol):
+    """An engine that knows, once it has run, what a reader of its numbers must know."""
+
+    def closing_notes(self) -> tuple[str, ...]:
+        """Facts to stamp on the run, asked before the engine is closed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerWindow:
+    """What a server counted between two moments, beside what our own requests say. None: it does not say."""
 
     counters: CountersState
     counters_reason: str | None = None  # in words, where the state is not "settled"

@@ -277,7 +277,7 @@ def why_no_steady_state(cell: Cell, records: Records, arrivals: Arrivals) -> str
         return f"never were {level} requests in flight at once{fewer}"
     steady_ns = sum(end - start for start, end in windows)
     if steady_ns < MIN_STEADY_NS:
-        return f"{level} requests were in flight for {steady_ns / NS_PER_S:.2f} s, below 1 s: it takes more prompts"
+        return f"the load was at its level for {steady_ns / NS_PER_S:.2f} s, below 1 s: it takes more prompts"
     return "not every chunk's tokens are known"
 
 

@@ -133,20 +133,17 @@ def _arms(groups: Sequence[Group]) -> list[str]:
     if not cells:
         return []
     arms = dict.fromkeys(cell.cell.arm for _, cell in cells)
-    rows = [
-        [
-            escape(_shown(value))
-            for value in (
-                arm.label,
-                arm.draft,
-                arm.draft_revision,
-                arm.acceptance_rule,
-                " ".join(arm.server_args) or None,
-            )
-        ]
-        for arm in arms
-    ]
-    header = ["arm", "draft", "draft revision", "acceptance rule", "server arguments"]
+    columns: dict[str, list[str | None]] = {
+        "arm": [arm.label for arm in arms],
+        "draft": [arm.draft for arm in arms],
+        "draft revision": [arm.draft_revision for arm in arms],
+        "acceptance rule": [arm.acceptance_rule for arm in arms],
+        "server arguments": [" ".join(arm.server_args) or None for arm in arms],
+    }
+    if any(arm.server is not None for arm in arms):
+        columns["server"] = [arm.server for arm in arms]
+    header = list(columns)
+    rows = [[escape(_shown(value)) for value in row] for row in zip(*columns.values(), strict=True)]
     cell_header, cell_rows = _cells(cells, is_alone=len(groups) == 1)
     return [
         "Arms:",

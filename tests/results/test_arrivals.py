@@ -221,7 +221,7 @@ def test_less_than_a_second_at_the_level_is_no_steady_state():
     [
         ((0.0, 1.0), on_server(3), "never were 3 requests in flight at once: a block of load held at most 2"),
         ((0.0, 9.0), on_server(2), "never were 2 requests in flight at once"),
-        ((0.0, 3.5), on_server(2), "2 requests were in flight for 0.50 s, below 1 s: it takes more prompts"),
+        ((0.0, 3.5), on_server(2), "the load was at its level for 0.50 s, below 1 s: it takes more prompts"),
         (
             (0.0,),
             replace(on_server(1), workload=workload(request_rate=2.0)),

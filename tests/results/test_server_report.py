@@ -288,3 +288,16 @@ def test_a_resumed_server_run_counts_the_blocks_of_both_processes(tmp_path):
     assert counts.verdict == "reconciled"
     assert [(window.segment, window.block) for window in counts.windows] == [(0, 0), (1, 2)]
     assert summary.cells[1].number("steady_output_tok_s") > 0
+
+
+def test_where_a_running_server_is_stands_beside_its_arm(tmp_path):
+    lines = server_lines()
+    assert "| server arguments |\n" in report_of(lines.write(tmp_path / "started"))
+    address = "http://localhost:8001"
+    lines.cells = [
+        cell if cell.arm.is_baseline else replace(cell, arm=replace(cell.arm, server=address))
+        for cell in lines.cells
+    ]
+    report = report_of(lines.write(tmp_path / "running"))
+    assert "| server arguments | server |" in report
+    assert report.count("http\\://localhost:8001 |") == 1, "once for the arm, whatever the number of cells"

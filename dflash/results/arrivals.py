@@ -218,6 +218,13 @@ def peak_output_tok_s(records: Records, arrivals: Arrivals) -> float | None:
     return max(peaks, default=0) * NS_PER_S / PEAK_WINDOW_NS or None
 
 
+def why_no_peak(records: Records, arrivals: Arrivals) -> str:
+    """Why peak_output_tok_s is None."""
+    if not _is_complete(records, arrivals):
+        return _UNKNOWN_CHUNKS
+    return "no process was busy for 1 s"
+
+
 def least_peak_tok_s(records: Records) -> float | None:
     """Output tokens / number of 1 s windows that cover the busy time: a peak below this was not counted rightly."""
     busy_ns = [int((ends - starts).sum()) for starts, ends in busy_spans(records).values()]
@@ -278,7 +285,10 @@ def why_no_steady_state(cell: Cell, records: Records, arrivals: Arrivals) -> str
     steady_ns = sum(end - start for start, end in windows)
     if steady_ns < MIN_STEADY_NS:
         return f"the load was at its level for {steady_ns / NS_PER_S:.2f} s, below 1 s: it takes more prompts"
-    return "not every chunk's tokens are known"
+    return _UNKNOWN_CHUNKS
+
+
+_UNKNOWN_CHUNKS = "not every chunk's tokens are known"
 
 
 def _is_complete(records: Records, arrivals: Arrivals) -> bool:

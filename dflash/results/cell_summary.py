@@ -29,6 +29,7 @@ class CellSummary(Measured):
     why_no_agreement: str | None
     why_no_task_score: str | None
     why_no_steady: str | None = None  # why steady_output_tok_s is None
+    why_no_peak: str | None = None  # why peak_output_tok_s is None
     findings: tuple[Finding, ...] = ()
     differences: tuple[DifferenceRecord, ...] = ()
     breakdowns: Breakdowns = field(default_factory=Breakdowns)

@@ -149,9 +149,10 @@ def throughput(group: Group, slo: Slo | None) -> list[str]:
         for cell in group.cells
     ]
     reasons = [
-        f"**{escape(cell.label)}**: no steady figure, because {escape(cell.why_no_steady)}."
+        f"**{escape(cell.label)}**: no {name}, because {escape(why)}."
         for cell in group.cells
-        if cell.why_no_steady is not None
+        for name, why in (("steady figure", cell.why_no_steady), ("peak", cell.why_no_peak))
+        if why is not None
     ]
     return [table(header, rows), *([bullets(reasons)] if reasons else [])]
 

@@ -34,8 +34,8 @@ def load_line(cell: CellSummary, slo: Slo | None) -> str | None:
         format_rate(cell.number(name))
         for name in ("output_tok_s", "steady_output_tok_s", "peak_output_tok_s")
     ]
-    why = "" if cell.why_no_steady is None else f" ({cell.why_no_steady})"
-    line = f"output {speeds[0]} tok/s, steady {speeds[1]}{why}, peak {speeds[2]}"
+    whys = ["" if why is None else f" ({why})" for why in (cell.why_no_steady, cell.why_no_peak)]
+    line = f"output {speeds[0]} tok/s, steady {speeds[1]}{whys[0]}, peak {speeds[2]}{whys[1]}"
     if slo is None:
         return line
     within = f"{format_count(cell.number('num_within_slo'))} of {len(cell.records)}"

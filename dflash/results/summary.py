@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dflash.results import baselines, metrics
-from dflash.results.arrivals import why_no_steady_state
+from dflash.results.arrivals import why_no_peak, why_no_steady_state
 from dflash.results.averages import Average as Average
 from dflash.results.averages import averages_of
 from dflash.results.baselines import PlacedCell
@@ -205,6 +205,7 @@ class _Summariser:
             why_no_steady=why_no_steady_state(cell, records, load.arrivals)
             if values["steady_output_tok_s"] is None
             else None,
+            why_no_peak=why_no_peak(records, load.arrivals) if values["peak_output_tok_s"] is None else None,
             findings=findings,
             differences=compared.differences,
             breakdowns=break_down(item.parts, outcomes, whole, of_parts),

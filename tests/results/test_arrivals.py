@@ -237,6 +237,18 @@ def test_why_there_is_no_steady_state(starts, place, why):
     assert arrivals.why_no_steady_state(place, records, found).startswith(why)
 
 
+def test_why_there_is_no_peak():
+    short = [request(0, 0.0, (0.1,) * 4, (1,) * 5)]
+    unsized = [(record, replace(chunk, num_tokens=())) for record, chunk in short]
+    for pairs, why in (
+        (short, "no process was busy for 1 s"),
+        (unsized, "not every chunk's tokens are known"),
+    ):
+        records, found = [record for record, _ in pairs], collected(pairs)
+        assert arrivals.peak_output_tok_s(records, found) is None
+        assert arrivals.why_no_peak(records, found) == why
+
+
 def test_a_steady_state_without_chunk_sizes_has_a_length_only():
     pairs = [request(i, 0.0, (0.1,) * 40, (1,) * 41) for i in range(2)]
     found = collected([(record, replace(chunk, num_tokens=())) for record, chunk in pairs])

@@ -20,7 +20,7 @@ from dflash.command_line import (
 )
 from dflash.config import ARM_NAMES, DEFAULT_DATASET, IN_PROCESS_BACKENDS, BenchmarkConfig
 from dflash.errors import EXIT_DONE, UsageError
-from dflash.server_options import SERVER_BACKENDS
+from dflash.server_options import SERVER_BACKENDS, with_named_servers
 
 if TYPE_CHECKING:
     from dflash.outcome import Outcome
@@ -114,15 +114,18 @@ def _report_end(config: BenchmarkConfig, outcome: Outcome) -> None:
 
 
 def _command_for_other_arm(config: BenchmarkConfig, run: Run) -> str | None:
-    kinds = {cell.arm.is_baseline for cell in run.info.cells}
+    arms = [cell.arm for cell in run.info.cells if not cell.is_retired]
+    kinds = {arm.is_baseline for arm in arms}
     if len(kinds) != 1:
         return None
     if config.backend in SERVER_BACKENDS and not config.serve:
-        if not (config.base_url or config.arm_urls):
+        if not (config.base_url or config.baseline_url or config.arm_urls):
             return None  # with a second server the first one must be named too
+        named = with_named_servers(config, arms[0].name)
         other = "dflash" if True in kinds else "baseline"
-        urls = (*config.arm_urls, f"{other}=URL")
-        return benchmark_command(replace(config, arms=ARM_NAMES, arm_urls=urls, run_name=run.folder.name))
+        return benchmark_command(
+            replace(named, arm_urls=(*named.arm_urls, f"{other}=URL"), run_name=run.folder.name)
+        )
     needs_draft = config.model not in (None, DEFAULT_DATASET) and config.draft_model is None
     draft = "DRAFT" if needs_draft else config.draft_model
     return benchmark_command(replace(config, arms=ARM_NAMES, draft_model=draft, run_name=run.folder.name))

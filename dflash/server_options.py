@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dflash.backends.base import Endpoint, RequestTimeouts
@@ -56,6 +57,23 @@ def _name_of_base_url(config: BenchmarkConfig, others: Collection[str | None]) -
     called += [match[1] for text in config.metrics_urls if (match := _NAMED_URL.match(text))]
     own = {name for name in called if name not in others}
     return own.pop() if len(own) == 1 else None
+
+
+def with_named_servers(config: BenchmarkConfig, found: str) -> BenchmarkConfig:
+    """The same servers by `--arm NAME=URL` alone, so that more of them can be added.
+
+    Args:
+        found: what the server is that the user gave no name.
+    """
+    endpoints = [replace(endpoint, arm=endpoint.arm or found) for endpoint in endpoints_of(config)]
+    return replace(
+        config,
+        arms=DEFAULT_ARMS,
+        base_url=None,
+        baseline_url=None,
+        arm_urls=tuple(f"{endpoint.arm}={endpoint.url}" for endpoint in endpoints),
+        metrics_urls=tuple(f"{item.arm}={item.metrics_url}" for item in endpoints if item.metrics_url),
+    )
 
 
 def split_arm(flag: str, text: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from dflash.arguments import benchmark_command, benchmark_parser, parse_benchmark_arguments
 from dflash.config import BenchmarkConfig, check_concurrency
 from dflash.errors import EXIT_USAGE, UsageError
-from dflash.server_options import endpoints_of
+from dflash.server_options import endpoints_of, with_named_servers
 
 
 def parse(line: str) -> BenchmarkConfig:
@@ -271,3 +271,13 @@ def test_every_setting_has_a_flag() -> None:
 )
 def test_a_server_that_the_user_gives_no_name_is_asked_for_it(line: str, named: list[str | None]) -> None:
     assert [endpoint.arm for endpoint in endpoints_of(parse(f"--backend vllm {line}"))] == named
+
+
+def test_named_servers_are_those_that_were_given() -> None:
+    line = "--backend vllm --base-url http://h:1 --metrics-url http://m:2 --block-size 4"
+    named = with_named_servers(parse(line), "eagle3")
+    assert (named.base_url, named.arm_urls) == (None, ("eagle3=http://h:1",))
+    assert named.metrics_urls == ("eagle3=http://m:2",)
+    assert parse(benchmark_command(named).removeprefix("python -m dflash.benchmark")) == named
+    several = parse("--backend vllm --baseline-url h --base-url i --arm ngram=j --metrics-url ngram=k")
+    assert with_named_servers(several, "mtp").arm_urls == ("baseline=h", "ngram=j", "mtp=i")

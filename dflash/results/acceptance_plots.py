@@ -19,6 +19,19 @@ if TYPE_CHECKING:
 
 _MAX_COLUMNS = 4
 _MAX_POSITION_COLUMNS = 3
+# Metric of a histogram -> the name of its form, the mean in the same form and its name, what a bar counts.
+HISTOGRAM_FORMS = {
+    "acceptance_histogram": (
+        "delivered",
+        "acceptance_length",
+        "acceptance length",
+        "tokens delivered in the step",
+    ),
+    "acceptance_histogram_untrimmed": (
+        *("untrimmed", "acceptance_length_untrimmed", "as engines count"),
+        "tokens in the step, cut ones too",
+    ),
+}
 _MIN_STEPS = 10  # fewer steps say nothing about a conditional rate
 # Name -> metric, line style.
 _FORMS: dict[str, tuple[str, plot_style.Dash]] = {
@@ -28,7 +41,9 @@ _FORMS: dict[str, tuple[str, plot_style.Dash]] = {
 
 
 def draw_histograms(summary: RunSummary) -> Figure | None:
-    """Share of decode steps by tokens delivered, one panel per arm that drafts."""
+    """Share of steps by their tokens, one panel per arm that drafts: delivered ones where those are known, else
+    untrimmed as engines count; each panel says which.
+    """
     cells = [cell for cell in plot_style.drafting_cells(summary) if histogram_of(cell) is not None]
     if not cells:
         return None
@@ -38,8 +53,8 @@ def draw_histograms(summary: RunSummary) -> Figure | None:
     for axes, cell in zip(panels, cells, strict=False):
         known = histogram_of(cell)
         assert known is not None
-        _, histogram = known
-        _draw_histogram(axes, cell, histogram, colours[cell.label])
+        metric, histogram = known
+        _draw_histogram(axes, cell, metric, histogram, colours[cell.label])
         title_panel(axes, plot_style.series_label(summary, cell))
     label_first_column(panels, "% of steps")
     return figure
@@ -148,7 +163,7 @@ def last_with_steps(cell: CellSummary) -> int:
 
 def histogram_of(cell: CellSummary) -> tuple[str, tuple[float | None, ...]] | None:
     """(metric name, counts): delivered tokens where known, else untrimmed as engines count."""
-    for name in ("acceptance_histogram", "acceptance_histogram_untrimmed"):
+    for name in HISTOGRAM_FORMS:
         histogram = cell.numbers(name)
         if histogram is not None:
             return name, histogram
@@ -187,6 +202,7 @@ def label_first_column(panels: Sequence[Axes], label: str) -> None:
 def _draw_histogram(
     axes: Axes,
     cell: CellSummary,
+    metric: str,
     histogram: tuple[float | None, ...],
     colour: tuple[float, float, float, float] | str,
 ) -> None:
@@ -201,11 +217,11 @@ def _draw_histogram(
         for place, share in zip(places, shares, strict=True):
             words = f"{share:.0f}" if share >= 1 or share == 0 else "<1"
             axes.text(place, share + 1.5, words, ha="center", va="bottom", fontsize=8.5)
-    mean = cell.number("acceptance_length")
+    form, mean, mean_words, bar_words = HISTOGRAM_FORMS[metric]
     axes.text(
         0.98,
         0.97,
-        f"acceptance length {format_number(mean)}\n{total:,.0f} steps",
+        f"{form}\n{mean_words} {format_number(cell.number(mean))}\n{total:,.0f} steps",
         transform=axes.transAxes,
         ha="right",
         va="top",
@@ -216,5 +232,5 @@ def _draw_histogram(
     axes.set_xticks(places[::every])
     axes.set_xlim(0.4, width + 0.6)
     axes.set_ylim(0, max(shares) * 1.45)
-    axes.set_xlabel("tokens in the step")
+    axes.set_xlabel(bar_words)
     plot_style.grid_on(axes, "y")

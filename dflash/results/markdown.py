@@ -53,6 +53,7 @@ MEANINGS = {
     "acceptance rate": "accepted draft tokens / drafted tokens, pooled, untrimmed; not the acceptance length",
     "B, B-1": "tokens in one verify forward: 1 anchor that is already known, and B-1 draft tokens",
     "output throughput": "output tokens / time with a request in flight (`output_tok_s`): of the whole server",
+    "total": "prompt and output tokens / the same time (`total_tok_s`); requests/s: completed ones (`completed_req_s`)",
     "steady": "while the set number of requests was in flight (`steady_output_tok_s`, `steady_decode_tok_s`)",
     "peak": "most tokens that arrived in 1 s, every chunk with its tokens (`peak_output_tok_s`)",
     "throughput speedup": "arm output throughput / baseline output throughput (`throughput_speedup`); closed loop only",
@@ -71,6 +72,7 @@ MEANINGS = {
 SERVER_FIGURES = frozenset(
     (
         "output throughput",
+        "total",
         "steady",
         "peak",
         "throughput speedup",
@@ -95,6 +97,7 @@ def render_runs(
     pictures: Sequence[Path] = (),
     unread: Sequence[UnreadRun] = (),
     published: Published | None = None,
+    methodology: str | None = METHODOLOGY,
 ) -> str:
     """The whole report of one run or of several together.
 
@@ -102,12 +105,13 @@ def render_runs(
         pictures: named relative to the report's own folder.
         unread: what could not be read of the runs that were asked for.
         published: figures to show beside the measured ones.
+        methodology: where the page that defines the figures is, seen from the report; None: not near it.
     """
     names = {Path(picture).name for picture in pictures}
     title = " + ".join(escape(info.name) for info in infos) or "Nothing could be read"
     parts = [f"# {title}", *(f"**Not in this report: {escape(item.words)}.**" for item in unread)]
     parts += markdown_answer.answer(infos, summary)
-    sections_shown = _sections(infos, summary, names, published)
+    sections_shown = _sections(infos, summary, names, published, methodology)
     parts.append(_contents([title for title, _ in sections_shown]))
     for title, body in sections_shown:
         parts += [f"## {title}", *body]
@@ -131,7 +135,11 @@ def _contents(titles: Sequence[str]) -> str:
 
 
 def _sections(
-    infos: Sequence[RunInfo], summary: RunSummary, names: set[str], published: Published | None
+    infos: Sequence[RunInfo],
+    summary: RunSummary,
+    names: set[str],
+    published: Published | None,
+    methodology: str | None,
 ) -> list[tuple[str, list[str]]]:
     """Every section with its heading; some are there only where there is something to show."""
     found: list[tuple[str, list[str]]] = []
@@ -174,7 +182,7 @@ def _sections(
     add("By turn", markdown_breakdowns.turns)
     add("Errors", sections.errors)
     add("Findings", _findings(summary))
-    add("What the numbers mean", _meanings(bool(servers.groups)))
+    add("What the numbers mean", _meanings(bool(servers.groups), methodology))
     add("Machine and versions", markdown_settings.environment(infos))
     add("Settings", markdown_settings.settings(infos, summary))
     add("Command", markdown_settings.commands(infos))
@@ -213,13 +221,16 @@ def _findings(summary: RunSummary) -> list[str]:
     return [bullets(lines) if lines else "None: every identity holds and nothing needs a warning."]
 
 
-def _meanings(on_server: bool) -> list[str]:
+def _meanings(on_server: bool, methodology: str | None) -> list[str]:
     rows = [
         [f"**{name}**", meaning]
         for name, meaning in MEANINGS.items()
         if on_server or name not in SERVER_FIGURES
     ]
+    page = (
+        "METHODOLOGY.md beside dflash's README" if methodology is None else f"[METHODOLOGY.md]({methodology})"
+    )
     return [
         table(["figure", "definition"], rows, num_left=2),
-        f"How each is measured, and its traps: [METHODOLOGY.md]({METHODOLOGY}).",
+        f"How each is measured, and its traps: {page}.",
     ]

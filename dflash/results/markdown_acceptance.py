@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dflash.results.acceptance_plots import histogram_of
+from dflash.results.acceptance_plots import HISTOGRAM_FORMS, histogram_of
 from dflash.results.formats import (
     UNKNOWN,
     format_agreement,
@@ -62,7 +62,10 @@ def histograms(group: Group) -> list[str]:
     cells = [cell for cell in drafting_cells(group) if histogram_of(cell) is not None]
     if not cells:
         return ["No histogram was measured." if drafting_cells(group) else NO_DRAFTING_ARM]
-    words = "Decode steps by the tokens that they gave (% of the arm's steps):"
+    words = (
+        "Steps by the tokens that they gave, % of the arm's steps. Delivered: decode steps. Untrimmed, as engines "
+        "count: verify steps, tokens that a stop or the limit then cut included."
+    )
     parts: list[str] = [Explanation(words), _histogram_table(cells)]
     curves = [cell for cell in cells if cell.numbers("acceptance_rate_per_position")]
     if curves:
@@ -82,8 +85,7 @@ def _histogram_table(cells: Sequence[CellSummary]) -> str:
     for cell, (name, histogram) in known:
         total = sum(count or 0 for count in histogram)
         shares = [format_percent((count or 0) / total) for count in histogram]
-        form = "delivered" if name == "acceptance_histogram" else "untrimmed"
-        rows.append([escape(cell.label), form, f"{total:,.0f}", *_filled(shares, width)])
+        rows.append([escape(cell.label), HISTOGRAM_FORMS[name][0], f"{total:,.0f}", *_filled(shares, width)])
     return table(["arm", "form", "steps", *(str(k) for k in range(1, width + 1))], rows, num_left=2)
 
 

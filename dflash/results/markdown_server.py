@@ -30,7 +30,8 @@ POPULATION = (
     "counted beside them."
 )
 THROUGHPUT_WORDS = (
-    "Output tok/s is over the time in which a request was in flight, from sending the first to the last answer. "
+    "Output tok/s is over the time in which a request was in flight, from sending the first to the last answer; so are "
+    "total tok/s, which counts prompts too, and requests/s, which counts completed ones. "
     "Steady: while the set number of requests was in flight, without filling and emptying. Peak: the best 1 s; a chunk "
     "counts with its tokens."
 )
@@ -117,10 +118,12 @@ def _load_sentence(group: Group) -> str:
 
 
 def throughput(group: Group, slo: Slo | None) -> list[str]:
-    """Tokens a second: mean, steady and peak; then requests a second within the limits."""
+    """Tokens and requests a second: mean, steady and peak; then requests a second within the limits."""
     header = [
         "arm",
         "output tok/s",
+        "total tok/s",
+        "requests/s",
         "steady tok/s",
         "peak tok/s",
         "throughput speedup",
@@ -133,10 +136,9 @@ def throughput(group: Group, slo: Slo | None) -> list[str]:
     rows = [
         [
             escape(cell.label),
-            *(
-                format_rate(cell.number(name))
-                for name in ("output_tok_s", "steady_output_tok_s", "peak_output_tok_s")
-            ),
+            *(format_rate(cell.number(name)) for name in ("output_tok_s", "total_tok_s")),
+            format_number(cell.number("completed_req_s")),
+            *(format_rate(cell.number(name)) for name in ("steady_output_tok_s", "peak_output_tok_s")),
             "reference" if cell.cell.arm.is_baseline else format_times(cell.number("throughput_speedup")),
             format_rate(cell.number("decode_tok_s")),
             format_rate(cell.number("steady_decode_tok_s")),

@@ -17,8 +17,8 @@ def escape(text: str) -> str:
     """One line of text that shows as it is: no markup, no links, no HTML, no control characters."""
     escaped = _SPECIAL.sub(r"\\\1", plain_text(text)).replace("\\<", "&lt;").replace("\\>", "&gt;")
     escaped = escaped.replace("\\&", "&amp;")
-    # An address would become a link by itself; its first letter as an entity does not.
-    escaped = _AUTOLINK.sub(lambda match: f"&#{ord(match[1][0])};{match[1][1:]}", escaped)
+    # An address would become a link by itself; with a backslash behind its scheme it does not.
+    escaped = _AUTOLINK.sub(r"\1\\", escaped)
     return _LINE_START.sub(r"\1\\\2", escaped)
 
 

@@ -22,6 +22,7 @@ from dflash.results.request_metrics import (
     decode_times_ns,
     e2els_s,
     figures,
+    num_completed,
     output_columns,
     pool_columns,
     queue_times_s,
@@ -87,6 +88,21 @@ def output_tok_s(records: Records, busy_s: float | None = None) -> float | None:
         return pool_columns(records, output_columns, ratio).value()
     tokens = figures(records, lambda requests: requests.integers("num_output_tokens"))
     return int(tokens.sum()) / busy_s if len(tokens) and busy_s > 0 else None
+
+
+def total_tok_s(records: Records, busy_s: float) -> float | None:
+    """sum(prompt tokens + output tokens) / `busy_s`; None where a completed request does not have both: it took its
+    share of the time all the same.
+    """
+    requests = table_of(records)
+    tokens = requests.integers("num_prompt_tokens") + requests.integers("num_output_tokens")
+    done = requests.completed
+    return int(tokens.values[done].sum()) / busy_s if done.any() and tokens.known[done].all() else None
+
+
+def completed_req_s(records: Records, busy_s: float) -> float | None:
+    """completed requests / `busy_s`."""
+    return num_completed(records) / busy_s or None
 
 
 def busy_time_s(records: Records) -> float | None:

@@ -15,7 +15,7 @@ from dflash.results.atomic_file import write_file
 from dflash.results.csv_table import render_csv
 from dflash.results.document import json_document_of_runs
 from dflash.results.html import render_html
-from dflash.results.markdown import anchors_of, render_runs
+from dflash.results.markdown import METHODOLOGY, anchors_of, render_runs
 from dflash.results.plots import plot_runs
 from dflash.results.published import Published
 from dflash.results.store import INFO_FILE, RECORDS_FILE, Run
@@ -72,7 +72,14 @@ def write_reports(report: Report, folder: Path, formats: Sequence[str] = ("markd
     )
     infos = [run.info for run in report.runs]
     text = render_runs(
-        infos, report.summary, [Path(name) for name in pictures], report.unread, report.published
+        infos,
+        report.summary,
+        [Path(name) for name in pictures],
+        report.unread,
+        report.published,
+        METHODOLOGY
+        if (folder / METHODOLOGY).is_file()
+        else None,  # reports of a checkout are two folders below it
     )
 
     def document() -> dict[str, Any]:

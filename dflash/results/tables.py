@@ -38,7 +38,7 @@ COLUMNS = {
     "ttft": "TTFT\nms",
     "step": "step\nms",
     "acceptance": "accept.\nlength",
-    "counters": "by coun-\nters",
+    "counters": "by\ncounters",
     "agreement": "agree-\nment",
     "score": "task\nscore",
     "output_ratio": "output\nratio",
@@ -188,8 +188,13 @@ def _arms_table(console: Console, group: Group) -> RenderableType:
             break
     if not left_out:
         return table
-    titles = ", ".join(title.replace("\n", " ") for name, title in COLUMNS.items() if name in left_out)
+    titles = ", ".join(_one_line(title) for name, title in COLUMNS.items() if name in left_out)
     return Lines(table, Text(f"Left out for want of width (report.md has all): {titles}.", style="dim"))
+
+
+def _one_line(title: str) -> str:
+    """A column's title outside the table: a word that its width has parted is whole again."""
+    return title.replace("-\n", "").replace("\n", " ")
 
 
 def _table_without(group: Group, left_out: Sequence[str]) -> Table:

@@ -22,7 +22,7 @@ _BAR_INCHES = 0.36
 PART_COLOURS = {
     "draft": "#e67e22",
     "verify": "#1f77b4",
-    "host": "#6aa84f",
+    "rest": "#6aa84f",
     "not split": plot_style.BASELINE_COLOUR,
 }
 _ROUNDING = 1e-9  # of sums of floats
@@ -32,7 +32,7 @@ _FAILED_COLOUR = "#c0392b"
 
 
 def step_parts_s(cell: CellSummary) -> dict[str, float] | None:
-    """draft_step_s, verify_step_s and what is left of decode_step_s for the host; `not split` where an engine does not
+    """draft_step_s, verify_step_s and what is left of decode_step_s; `not split` where an engine does not
     tell, or tells more than the whole; None without a step time.
     """
     step, draft, verify = (cell.number(f"{name}_step_s") for name in ("decode", "draft", "verify"))
@@ -40,7 +40,7 @@ def step_parts_s(cell: CellSummary) -> dict[str, float] | None:
         return None
     if draft is None or verify is None or draft + verify > step * (1 + _ROUNDING):
         return {"not split": step}
-    return {"draft": draft, "verify": verify, "host": max(0.0, step - draft - verify)}
+    return {"draft": draft, "verify": verify, "rest": max(0.0, step - draft - verify)}
 
 
 def draw_step_time(summary: RunSummary) -> Figure | None:
@@ -63,7 +63,7 @@ def draw_step_time(summary: RunSummary) -> Figure | None:
     for axes, (title, row) in zip(panels, rows, strict=True):
         _draw_steps(axes, row)
         title_panel(axes, title, 90)
-    panels[-1].set_xlabel("ms per step (host: what is left beside draft and verify)")
+    panels[-1].set_xlabel("ms per step (rest: what the loop itself costs)")
     widest = max(to_ms(sum(parts.values())) for _, row in rows for _, parts in row)
     panels[-1].set_xlim(0, widest * 1.14)
     legend = {bars.get_label(): bars for axes in panels for bars in axes.containers}

@@ -74,8 +74,13 @@ def _repeated_units(requests: RequestTable) -> Finding | None:
 def _cell_status(cell: Cell, requests: RequestTable) -> Finding | None:
     if cell.status == "completed":
         return None
-    num_run = requests.num_prompts
-    ended = cell_end(cell, f"{num_run} of {plural(cell.workload.num_prompts, 'prompt')}")
+    progress = f"{requests.num_prompts} of {plural(cell.workload.num_prompts, 'prompt')}"
+    if cell.num_requests not in (
+        None,
+        cell.workload.num_prompts,
+    ):  # turns and repeats are requests of their own
+        progress = f"{len(requests)} of {plural(cell.num_requests, 'request')}"
+    ended = cell_end(cell, progress)
     severity: Severity = "error" if cell.status == "failed" else "warning"
     return Finding(f"cell_{cell.status}", severity, f"{ended}.")
 

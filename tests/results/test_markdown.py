@@ -136,7 +136,8 @@ def test_text_from_outside_cannot_break_the_report():
     )
     assert "<script>" not in report
     assert "\x1b" not in report
-    assert "](http" not in report
+    assert re.search(r"(?<!\\)\]\(http", report) is None
+    assert "http:" not in report
     assert re.findall(r"^# .*heading", report, re.M) == [f"# {escape(wild)}"[: len("# x \\| y \\# heading")]]
     assert [title for title in re.findall(r"^## (.*)$", report, re.M) if title != "Block size"] == HEADINGS
     assert section(report, "Command").strip().startswith("````")
@@ -148,7 +149,9 @@ def test_escape():
     assert escape("1. one") == "1\\. one"
     assert escape("- one") == "\\- one"
     assert escape("2.5 and 2026-01-02") == "2.5 and 2026-01-02"
-    assert "http:" not in escape("see http://example.org")
+    # such links are made of `http:` and `www.` as they stand
+    assert escape("see http://example.org") == "see http\\://example.org"
+    assert escape("WWW.example.org") == "WWW\\.example.org"
 
 
 def test_code_block_outgrows_backticks():
@@ -167,3 +170,14 @@ def test_a_report_replaces_the_one_before_and_leaves_no_other_file(tmp_path: Pat
     of_servers = {"concurrency.png", "pareto.png"}
     assert names == sorted(["report.md", BY_PLACE, *(name for name in PICTURES if name not in of_servers)])
     assert "near-tie" in (tmp_path / "deep" / "folder" / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_definitions_is_linked_only_where_it_is(tmp_path):
+    """Reports of a checkout lie two folders below it; one that is written elsewhere has no such page."""
+    run = made_up_run()
+    elsewhere = write_report(run, tmp_path / "elsewhere" / "report")[0].read_text()
+    assert "](../../METHODOLOGY.md)" not in elsewhere
+    assert "METHODOLOGY.md beside dflash's README" in elsewhere
+    (tmp_path / "METHODOLOGY.md").write_text("# Methodology\n")
+    inside = write_report(run, tmp_path / "reports" / "made-up")[0].read_text()
+    assert "[METHODOLOGY.md](../../METHODOLOGY.md)" in inside

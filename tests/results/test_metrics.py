@@ -76,6 +76,21 @@ def test_speeds_are_pooled_not_averaged():
     assert metrics.output_tok_s(records, busy_s=2.0) == pytest.approx(56)
 
 
+def test_prompts_and_requests_a_second_are_of_completed_requests():
+    records = [
+        plain_record("c", 0, 11),  # 30 prompt tokens
+        plain_record("c", 1, 9),  # 31
+        plain_record("c", 2, 500, finish_reason="error"),
+    ]
+    assert metrics.total_tok_s(records, busy_s=2.0) == pytest.approx((30 + 31 + 11 + 9) / 2)
+    assert metrics.completed_req_s(records, busy_s=2.0) == pytest.approx(1.0)
+    untold = [replace(records[0], num_prompt_tokens=None), *records[1:]]
+    assert metrics.total_tok_s(untold, busy_s=2.0) is None, "its tokens took their share of the time"
+    assert metrics.completed_req_s(untold, busy_s=2.0) == pytest.approx(1.0)
+    for nothing in ([], records[2:]):
+        assert metrics.total_tok_s(nothing, 2.0) is metrics.completed_req_s(nothing, 2.0) is None
+
+
 def test_latencies():
     record = replace(plain_record("c", 0, 11), due_ns=-5 * MS)
     assert metrics.ttft_s([record]) == pytest.approx(0.040)

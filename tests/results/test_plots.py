@@ -9,7 +9,7 @@ import pytest
 from edge_runs import EDGE_RUNS
 from made_up_run import cell, dflash_arm, made_up_run, plain_record
 
-from dflash.results import acceptance_plots, plot_style, plots
+from dflash.results import acceptance_plots, category_plots, plot_style, plots
 from dflash.results.markdown import render_report
 from dflash.results.place_plots import draw_by_place
 from dflash.results.records import RunInfo
@@ -89,7 +89,9 @@ def test_bars_of_decode_speed_are_of_all_arms():
 
 def test_bars_of_categories_are_the_figures_of_the_parts():
     summary = summarise_run(made_up_run(block_sizes=(2, 8), num_prompts=12))
-    for axes, name in zip(plots.draw_categories(summary).axes, ("speedup", "acceptance_length"), strict=True):
+    for axes, name in zip(
+        category_plots.draw_categories(summary).axes, ("speedup", "acceptance_length"), strict=True
+    ):
         for bars, arm in zip(axes.containers, summary.cells[1:], strict=True):
             expected = [part.number(name) for part in arm.breakdowns.categories]
             assert [bar.get_width() for bar in bars] == pytest.approx(expected)
@@ -117,6 +119,34 @@ def test_histogram_bars_are_shares_of_steps():
     counts = summary.cells[1].numbers("acceptance_histogram")
     expected = [100 * count / sum(counts) for count in counts]
     assert [patch.get_height() for patch in axes.patches] == pytest.approx(expected)
+
+
+def words_of(axes) -> str:
+    return "\n".join(text.get_text() for text in axes.texts)
+
+
+def test_a_histogram_says_which_form_it_has():
+    """Of servers only the untrimmed form is known; its mean is in the same form."""
+    run = made_up_run(block_sizes=(3,))
+    counted = tuple(replace(record, acceptance_histogram=None) for record in run.records)
+    for records, words, metric in (
+        (run.records, "delivered\nacceptance length", "acceptance_length"),
+        (counted, "untrimmed\nas engines count", "acceptance_length_untrimmed"),
+    ):
+        summary = summarise_run(replace(run, records=records))
+        (axes,) = acceptance_plots.draw_histograms(summary).axes
+        assert f"{words} {summary.cells[1].number(metric):.2f}" in words_of(axes)
+    assert axes.get_xlabel() == "tokens in the step, cut ones too"
+
+
+def test_categories_have_no_panel_of_what_is_not_known():
+    run = made_up_run(block_sizes=(3,))
+    records = tuple(
+        replace(record, num_decode_steps=None, acceptance_histogram=None) for record in run.records
+    )
+    (axes,) = category_plots.draw_categories(summarise_run(replace(run, records=records))).axes
+    assert axes.get_xlabel() == "speedup (1 = plain decoding)"
+    assert axes.patches
 
 
 def test_per_position_curves_are_the_metrics_in_percent():
@@ -255,7 +285,7 @@ def test_legends_are_whole_and_outside_of_the_panels(name):
 def test_no_category_is_left_out():
     run = made_up_run(num_prompts=40)
     records = tuple(replace(record, category=f"c{record.prompt_id[11:]:>02}") for record in run.records)
-    figure = plots.draw_categories(summarise_run(replace(run, records=records)))
+    figure = category_plots.draw_categories(summarise_run(replace(run, records=records)))
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == [f"c{number:02}" for number in range(40)]
 
@@ -276,7 +306,7 @@ def test_whiskers_are_named_only_where_there_are_any(num_prompts, has_interval):
         title = draw(summary).get_suptitle()
         assert ("whiskers: 95 % interval over prompts" in title) == has_interval
         assert "bar:" not in title
-    assert "interval" not in plots.draw_categories(summary).get_suptitle()
+    assert "interval" not in category_plots.draw_categories(summary).get_suptitle()
 
 
 def test_lengths_that_all_are_the_limit_are_not_drawn_but_said():

@@ -87,7 +87,7 @@ def test_a_step_is_drawn_by_its_parts():
     run = replace(made_up_run(), info=RunInfo("r", "", cells=(baseline, arm)), records=tuple(records))
     summary = summarise_run(run)
     assert time_plots.step_parts_s(summary.cells[1]) == pytest.approx(
-        {"draft": 0.018, "verify": 0.1, "host": 0.002}
+        {"draft": 0.018, "verify": 0.1, "rest": 0.002}
     )
     (axes,) = time_plots.draw_step_time(summary).axes
     bars = {bars.get_label(): [(bar.get_x(), bar.get_width()) for bar in bars] for bars in axes.containers}
@@ -95,7 +95,7 @@ def test_a_step_is_drawn_by_its_parts():
         "not split": [pytest.approx((0, 100))],
         "draft": [pytest.approx((0, 18))],
         "verify": [pytest.approx((18, 100))],
-        "host": [pytest.approx((118, 2))],
+        "rest": [pytest.approx((118, 2))],
     }
 
 

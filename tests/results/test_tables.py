@@ -71,6 +71,19 @@ def test_a_close_second_is_said_in_the_headline():
     assert "within that interval" in tables.headline(group)
 
 
+def test_columns_that_are_left_out_are_named_by_whole_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    run = made_up_run()
+    on_server = tuple(replace(cell, on_server=True) for cell in run.info.cells)
+    run = replace(run, info=replace(run.info, cells=on_server))
+    stream = NarrowTerminal()
+    tables.print_summary(run, summarise_run(run), stream)
+    words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).split())
+    assert "by counters" in words[words.index("Left out for want of width") :]
+    assert re.search(r"[a-z]- [a-z]", words[words.index("Left out") :].split(".")[0]) is None
+
+
 def test_findings_of_all_arms_are_joined_and_worst_come_first():
     run = with_difference(made_up_run(num_tokens=10), logit_gap=5.0)
     (group,) = summarise_run(run).groups

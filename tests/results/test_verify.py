@@ -29,6 +29,25 @@ def arm_cell(**changes):
     return cell(dflash_arm(3), "a", **({"workload": workload(num_prompts=5)} | changes))
 
 
+def test_a_cell_that_ended_early_says_how_far_it_came():
+    cut = {"status": "interrupted", "reason": "the time budget was used up"}
+    (once,) = check_cell(arm_cell(workload=workload(num_prompts=8), num_requests=8, **cut), drafted())
+    assert once.sentence.endswith("after 5 of 8 prompts.")
+    (twice,) = check_cell(arm_cell(num_requests=10, **cut), drafted())
+    assert twice.sentence.endswith("after 5 of 10 requests."), "every repeat is a request of its own"
+
+
+def test_without_times_no_pair_is_missed_in_the_speedup():
+    untimed = [
+        replace(record, sent_ns=None, first_ns=None, last_ns=None)
+        for record in (*drafted(), *(plain_record("b", prompt, 100) for prompt in range(5)))
+    ]
+    pairing = pair_units(untimed[5:], untimed[:5])
+    for is_timed in (True, False):
+        found = codes(check_pair(arm_cell(is_timed=is_timed), pairing, (), 0))
+        assert ("pairs_left_out" in found) == is_timed
+
+
 def test_a_healthy_cell_has_no_findings():
     assert check_cell(arm_cell(), drafted()) == ()
     baseline = cell(Arm("baseline"), "b", workload=workload(num_prompts=5))

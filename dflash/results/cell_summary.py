@@ -109,5 +109,5 @@ def _place(cell: CellSummary) -> tuple[int, str]:
 
 def all_at_limit(cells: Sequence[CellSummary]) -> bool:
     """Whether every completed request ended at the limit of new tokens: then lengths tell nothing apart."""
-    reasons = [record.finish_reason for cell in cells for record in cell.records if record.completed]
-    return bool(reasons) and set(reasons) == {"length"}
+    num_at_limit = sum(cell.finish_reasons.get("length", 0) for cell in cells)
+    return 0 < num_at_limit == sum(cell.num_completed for cell in cells)

@@ -11,6 +11,7 @@ from dflash.results.breakdowns import (
     PartSummary,
     prompt_length_bucket,
 )
+from dflash.results.columns import table_of
 from dflash.results.formats import (
     format_cache_mark,
     format_ms,
@@ -37,10 +38,9 @@ def prompt_lengths(group: Group) -> list[str]:
     """The main numbers by length of the prompt, and how many requests are in no bucket."""
     rows = _rows(group, lambda parts: parts.prompt_lengths, PROMPT_LENGTH_BUCKETS.index)
     known = {
-        prompt_length_bucket(record.num_prompt_tokens)
+        prompt_length_bucket(num_tokens)
         for cell in _shown_cells(group)
-        for record in cell.records
-        if record.num_prompt_tokens is not None
+        for num_tokens in {*table_of(cell.records).integers("num_prompt_tokens").numbers().tolist()}
     }
     if not known:
         return ["No prompt length is known."]

@@ -126,11 +126,9 @@ def output_lengths(group: Group) -> list[str]:
     header = ["arm", "mean", "shortest", "median", "longest", "stop token", "limit", "cancelled", "error"]
     rows = []
     for cell in group.cells:
-        lengths = [
-            n
-            for record in request_metrics.completed(cell.records)
-            if (n := record.num_output_tokens) is not None
-        ]
+        lengths = request_metrics.figures(
+            cell.records, lambda requests: requests.integers("num_output_tokens")
+        ).tolist()
         counts = [
             str(cell.finish_reasons.get(reason, 0)) for reason in ("stop", "length", "cancelled", "error")
         ]
@@ -205,9 +203,7 @@ def memory(group: Group) -> list[str]:
 
 def errors(group: Group) -> list[str]:
     """Failed requests by kind, with their messages."""
-    failed = [
-        (cell, record) for cell in group.cells for record in cell.records if record.finish_reason == "error"
-    ]
+    failed = [(cell, record) for cell in group.cells for record in request_metrics.failed(cell.records)]
     if not failed:
         return ["No request failed."]
     counts = [

@@ -118,6 +118,12 @@ def completed(records: Iterable[RequestRecord]) -> list[RequestRecord]:
     return [record for record in records if record.completed]
 
 
+def failed(records: Records) -> RequestTable:
+    """The requests that ended in an error."""
+    requests = table_of(records)
+    return requests.take(requests.texts("finish_reason") == "error")
+
+
 def num_completed(records: Records) -> int:
     """How many requests ended by a stop token or at their limit."""
     return int(table_of(records).completed.sum())

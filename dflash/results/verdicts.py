@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from dflash.results.finding import plural, requests_of
 from dflash.results.formats import format_bounds, format_number, format_times, format_with_bounds
+from dflash.results.pairing import pairs_of
 from dflash.results.stats import MIN_PROMPTS_FOR_INTERVAL, Interval
 from dflash.results.summary import Average, CellSummary, Group, RunSummary
 from dflash.results.titles import capped
@@ -78,8 +79,8 @@ def _times_as_fast(interval: Interval) -> str:
 
 
 def _compared(cell: CellSummary) -> str:
-    pairs = () if cell.pairing is None else cell.pairing.pairs
-    return requests_of(len(pairs), len({arm.prompt_id for _, arm in pairs}), "paired request")
+    pairs = pairs_of(() if cell.pairing is None else cell.pairing.pairs)
+    return requests_of(len(pairs), pairs.arm.num_prompts, "paired request")
 
 
 def _no_speedup(group: Group, drafting: Sequence[CellSummary]) -> str:

@@ -134,6 +134,7 @@ class Row:
     changed: Callable[[Truth], Truth]
     num_cells: int = 1  # that are judged, and corrected, together; only the first changes
     num_calibrating: int = 0  # A/A runs that the spread of whole runs is taken from
+    num_base_runs: int = 1  # that the baseline is made of
 
 
 def slower(truth: Truth) -> Truth:
@@ -161,6 +162,31 @@ ROWS = (
         slower,
         num_calibrating=10,
     ),
+    *(
+        Row(
+            f"the same, a baseline of {number} runs",
+            "tpot_s:+2.5%",
+            Truth(factor_per_run=True),
+            slower,
+            num_base_runs=number,
+        )
+        for number in (5, 8, 10, 20)
+    ),
+    Row(
+        "the same, 8 cells, a baseline of 5 runs",
+        "tpot_s:+2.5%",
+        Truth(factor_per_run=True),
+        slower,
+        num_cells=8,
+        num_base_runs=5,
+    ),
+    Row(
+        "speedup, arms one after the other, a baseline of 10 runs",
+        "speedup:-2.5%",
+        Truth(factor_per_run=True, arms_share_factor=False),
+        slower,
+        num_base_runs=10,
+    ),
 )
 
 
@@ -183,11 +209,12 @@ def _judge_page(
     members = []
     for cell in range(row.num_cells):
         truth = row.changed(row.truth) if is_changed and cell == 0 else row.truth
-        base, new = (
+        base, *others, new = (
             make_side(each, prompts_seed + cell, noise, paired=quantity.is_paired)
-            for each in (row.truth, truth)
+            for each in (*(row.truth,) * row.num_base_runs, truth)
         )
-        change = estimate(quantity, base, new, calibrated=_calibrated(row, prompts_seed + cell, noise))
+        calibrated = _calibrated(row, prompts_seed + cell, noise)
+        change = estimate(quantity, base, new, others=others, calibrated=calibrated)
         assert change is not None
         members.append(Member(gate, change, cell))
     return [item.judged.verdict for item in judge_family(members)]

@@ -104,8 +104,11 @@ def error_line(error: BaseException) -> str:
     return f"error: {one_line(text)}"
 
 
-def check_json_file(json_file: str | None) -> None:
-    """Refuse a --json file that could not be written, before anything is done.
+def check_json_file(json_file: str | None, flag: str = "--json") -> None:
+    """Refuse a file that could not be written, before anything is done.
+
+    Args:
+        flag: that names it.
 
     Raises:
         UsageError: its folder is not there, or it is a folder itself.
@@ -113,12 +116,12 @@ def check_json_file(json_file: str | None) -> None:
     if json_file is None or json_file == STANDARD_OUTPUT:
         return
     if not json_file:
-        raise UsageError("--json is empty", "give a file, or - for standard output")
+        raise UsageError(f"{flag} is empty", "give a file, or - for standard output")
     path = Path(json_file)
     if path.is_dir():
-        raise UsageError(f"--json: {path} is a folder", "name a file")
+        raise UsageError(f"{flag}: {path} is a folder", "name a file")
     if not path.parent.is_dir():
-        raise UsageError(f"--json: there is no folder {path.parent}", "name a file in a folder that exists")
+        raise UsageError(f"{flag}: there is no folder {path.parent}", "name a file in a folder that exists")
 
 
 def write_json(json_file: str | None, document: object) -> None:

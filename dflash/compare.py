@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash.arguments import OneLineParser
+from dflash.cache_folder import parse_folder
 from dflash.command_line import STANDARD_OUTPUT, check_json_file, run_verb, write_json
-from dflash.errors import EXIT_DONE, UsageError
+from dflash.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, UsageError
 
 if TYPE_CHECKING:
     from dflash.gate.baselines import BaselineStore
@@ -44,7 +45,9 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         help="such as speedup:-5%%, tpot_s:+5%%, agreement:<0.99, error_rate:>0; may be repeated",
     )
-    gates.add_argument("--gates", metavar="FILE", type=Path, help="TOML file with a [gate] table")
+    gates.add_argument(
+        "--gates", metavar="FILE", type=_file, help="TOML file with a [gate] table, such as a suite"
+    )
     gates.add_argument(
         "--allow",
         metavar="FIELD",
@@ -60,13 +63,14 @@ def build_parser() -> argparse.ArgumentParser:
     stored.add_argument(
         "--baselines",
         metavar="FOLDER",
-        type=Path,
+        type=parse_folder,
         help="where baselines are kept (default: reports/baselines)",
     )
     stored.add_argument(
         "--accept",
         action="store_true",
-        help="make NEW the baseline of its suite and machine, unless it fails",
+        help="make one run the baseline of its suite and machine, as it is; of two, NEW unless it fails; with "
+        "--calibrate all runs together",
     )
     stored.add_argument(
         "--record", action="store_true", help="note NEW in the history of its suite, for the trend"
@@ -76,7 +80,12 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="RUN... are runs in which nothing changed: how often do the gates cry wolf, and what can they see?",
     )
-    stored.add_argument("--calibration", metavar="FILE", type=Path, help="use this calibration")
+    stored.add_argument(
+        "--calibration",
+        metavar="FILE",
+        type=_file,
+        help="use this calibration (default: that of the suite and machine)",
+    )
     output = parser.add_argument_group("what comes out")
     output.add_argument(
         "--markdown", metavar="FILE", help="write the page here; - for standard output (default)"
@@ -90,6 +99,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _file(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty: name a file, or leave it out")
+    return Path(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb and return its exit code; what goes wrong is printed as one line."""
     return run_verb(_compare, argv)
@@ -97,6 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _compare(argv: Sequence[str]) -> int:
     options = build_parser().parse_args(list(argv))
+    _check_mode(options)
     _check_outputs(options)
     rules = _rules(options)
     if options.calibrate:
@@ -106,10 +122,44 @@ def _compare(argv: Sequence[str]) -> int:
     return _gate(options, rules)
 
 
+def _check_mode(options: argparse.Namespace) -> None:
+    """Refuse flags that would have no effect."""
+    judging = {
+        "--strict": options.strict,
+        "--junit": options.junit,
+        "--annotations": options.annotations,
+    }
+    comparing = {
+        "--fail-if": options.fail_if,
+        "--gates": options.gates,
+        "--allow": options.allow,
+        "--markdown": options.markdown,
+        "--json": options.json_file,
+    }
+    if options.calibrate:
+        judging |= {"--record": options.record, "--calibration": options.calibration}
+        given = [flag for flag, value in judging.items() if value]
+        if given:
+            raise UsageError(
+                f"--calibrate gives no verdict, and {given[0]} needs one", f"leave {given[0]} out"
+            )
+    elif options.accept and len(options.runs) == 1:
+        comparing |= {**judging, "--calibration": options.calibration}
+        given = [flag for flag, value in comparing.items() if value]
+        if given:
+            raise UsageError(
+                f"--accept of one run compares nothing, and {given[0]} would have no effect",
+                "compare it first, without --accept; or leave the flag out",
+            )
+
+
 def _check_outputs(options: argparse.Namespace) -> None:
     files = {"--json": options.json_file, "--markdown": options.markdown, "--junit": options.junit}
-    for file in files.values():
-        check_json_file(file)
+    for flag, file in files.items():
+        check_json_file(file, flag)
+    places = [Path(file).resolve() for file in files.values() if file not in (None, STANDARD_OUTPUT)]
+    if len(set(places)) < len(places):
+        raise UsageError("two outputs go to one file", "give each of --markdown, --json, --junit its own")
     printed = [flag for flag, file in files.items() if file == STANDARD_OUTPUT]
     printed += ["--annotations"] if options.annotations and printed else []
     if len(printed) > 1:
@@ -143,16 +193,17 @@ def _load(folder: Path) -> _Loaded:
     from dflash.gate.comparison import GatedRun
     from dflash.results.store import load_run
     from dflash.results.summary import summarise_run
+    from dflash.results.task_scores import score_run
 
     run = load_run(folder)
-    return _Loaded(folder, GatedRun.of(run.info, summarise_run(run)))
+    return _Loaded(folder, GatedRun.of(run.info, summarise_run(run), score_run(run)))
 
 
 def _store(options: argparse.Namespace, run: GatedRun) -> BaselineStore | None:
     """The baselines of the run's suite and machine; None where no suite is named."""
     from dflash.gate.baselines import DEFAULT_ROOT, BaselineStore, fingerprint_of, suite_of
 
-    suite = options.suite or suite_of(run.info)
+    suite = suite_of(run.info) if options.suite is None else options.suite
     if suite is None:
         return None
     return BaselineStore(options.baselines or DEFAULT_ROOT, fingerprint_of(run.info), suite)
@@ -166,27 +217,34 @@ def _needed_store(options: argparse.Namespace, run: GatedRun) -> BaselineStore:
 
 
 def _gate(options: argparse.Namespace, rules: Rules) -> int:
+    from dflash.gate.baselines import fingerprint_of
+    from dflash.gate.calibrated import check_machine
     from dflash.gate.comparison import compare_runs
     from dflash.gate.history import trends_of
 
     base, new, store = _two_runs(options)
     if store is not None and options.calibration is None:
         rules = replace(rules, calibration=store.calibration())
-    report = compare_runs(base.run, new.run, rules)
+    check_machine(rules.calibration, fingerprint_of(new.run.info))
+    report = compare_runs(base, new.run, rules)
     if store is not None and options.record:
         store.record(new.run)
-    if store is not None and options.accept and report.exit_code == EXIT_DONE:
-        store.accept(new.folder, new.run)
+    if store is not None and options.accept:
+        done = report.exit_code == EXIT_DONE
+        kept = (
+            f"accepted: {store.accept([(new.folder, new.run)])[0]}" if done else "not accepted, for it fails"
+        )
+        report = replace(report, notes=(*report.notes, kept))
     history = () if store is None else store.history()
     _write(options, report, trends_of(history, new.run.info.cells, rules.gates))
     return report.exit_code
 
 
-def _two_runs(options: argparse.Namespace) -> tuple[_Loaded, _Loaded, BaselineStore | None]:
+def _two_runs(options: argparse.Namespace) -> tuple[GatedRun, _Loaded, BaselineStore | None]:
     if len(options.runs) == 2:
         base, new = (_load(folder) for folder in options.runs)
         needs_store = options.accept or options.record
-        return base, new, _needed_store(options, new.run) if needs_store else _store(options, new.run)
+        return base.run, new, _needed_store(options, new.run) if needs_store else _store(options, new.run)
     if len(options.runs) != 1:
         raise UsageError(
             f"{len(options.runs)} runs are named",
@@ -194,12 +252,13 @@ def _two_runs(options: argparse.Namespace) -> tuple[_Loaded, _Loaded, BaselineSt
         )
     new = _load(options.runs[0])
     store = _needed_store(options, new.run)
-    return _load(store.baseline()), new, store
+    first, *others = (_load(folder).run for folder in store.baseline())
+    return replace(first, others=tuple(others)), new, store
 
 
 def _accept(options: argparse.Namespace) -> int:
     new = _load(options.runs[0])
-    folder = _needed_store(options, new.run).accept(new.folder, new.run)
+    (folder,) = _needed_store(options, new.run).accept([(new.folder, new.run)])
     if not options.quiet:
         print(f"Accepted: {folder}")
     return EXIT_DONE
@@ -211,8 +270,8 @@ def _calibrate(options: argparse.Namespace, rules: Rules) -> int:
     from dflash.gate.calibration_page import calibration_document, render_calibration
 
     loaded = [_load(folder) for folder in options.runs]
-    report = calibrate([item.run for item in loaded], rules)
-    store = _store(options, loaded[0].run)
+    report = calibrate([item.run for item in loaded], rules, as_baseline=options.accept)
+    store = (_needed_store if options.accept else _store)(options, loaded[0].run)
     if store is None:
         kept = "not kept: no suite is named (--suite)"
     elif not report.is_of_like_runs:
@@ -220,10 +279,13 @@ def _calibrate(options: argparse.Namespace, rules: Rules) -> int:
     else:
         write_calibration(store.calibration_file, report.calibration)
         kept = f"kept in {store.calibration_file}"
+        if options.accept:
+            folders = store.accept([(item.folder, item.run) for item in loaded])
+            kept += f"; these {len(folders)} runs together are the baseline"
     report = replace(report, notes=(*report.notes, kept))
     _write_page(options, render_calibration(report))
     write_json(options.json_file, calibration_document(report))
-    return EXIT_DONE
+    return EXIT_DONE if report.is_of_like_runs else EXIT_NOT_COMPARABLE
 
 
 def _write(options: argparse.Namespace, report: GateReport, trends: Sequence[Trend]) -> None:
@@ -239,7 +301,7 @@ def _write(options: argparse.Namespace, report: GateReport, trends: Sequence[Tre
     if options.junit is not None:
         _write_text(options.junit, render_junit(report))
     if options.annotations:
-        sys.stdout.write(render_annotations(report))
+        print(render_annotations(report), end="")
     document: dict[str, Any] = {**gate_document(report), "trend": trend_document(trends)}
     write_json(options.json_file, document)
 
@@ -248,14 +310,14 @@ def _write_page(options: argparse.Namespace, page: str) -> None:
     if options.markdown not in (None, STANDARD_OUTPUT):
         _write_text(options.markdown, page)
     elif options.json_file != STANDARD_OUTPUT and not options.quiet:
-        sys.stdout.write(page)
+        print(page, end="")
 
 
 def _write_text(file: str, text: str) -> None:
     from dflash.results.atomic_file import write_file
 
     if file == STANDARD_OUTPUT:
-        sys.stdout.write(text)
+        print(text, end="")
         return
     try:
         write_file(Path(file), text.encode())

@@ -11,7 +11,7 @@ from typing import Any
 from dflash.errors import UsageError
 from dflash.gate.records import CalibratedSpread
 from dflash.results.atomic_file import write_file
-from dflash.results.fingerprint import Fingerprint
+from dflash.results.fingerprint import Fingerprint, same_machine
 from dflash.results.records import Cell
 
 FORMAT_VERSION = 1
@@ -95,6 +95,18 @@ def load_calibration(path: Path) -> Calibration:
         ) from error
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{path} is no calibration ({error})", "make it anew by --calibrate") from error
+
+
+def check_machine(calibration: Calibration, fingerprint: Fingerprint) -> None:
+    """Refuse what was found on another machine.
+
+    Raises:
+        UsageError: it was.
+    """
+    if calibration.fingerprint and not same_machine(calibration.fingerprint, fingerprint):
+        raise UsageError(
+            "the calibration is of another machine than the new run", "make one here by --calibrate"
+        )
 
 
 def _parse(values: Mapping[str, Any]) -> Calibration:

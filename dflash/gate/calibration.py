@@ -1,23 +1,25 @@
 """Runs in which nothing changed (A/A) -> what the gates make of them, and how the quantities vary here. Pure.
 
-Every run is compared with every other, both ways round, as if it were a change. A verdict `worse` is a false alarm.
+Every run is compared with every other, both ways round, as if it were a change; or, where the runs are to be the
+baseline together, every run with all others together. A verdict `worse` is a false alarm.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 from dflash.errors import UsageError
 from dflash.gate.calibrated import Calibration, CellSpread, cell_key
 from dflash.gate.comparison import GatedRun, Rules, judge_runs
-from dflash.gate.estimates import squares_about_mean
+from dflash.gate.estimates import MIN_BASE_RUNS, squares_about_mean
 from dflash.gate.pairing import slot_of
 from dflash.gate.prompt_sums import repeated_sums
 from dflash.gate.quantities import QUANTITIES, Quantity
+from dflash.gate.reasons import why_unused
 from dflash.gate.records import CellPair, Comparison, Gate, Verdict
 from dflash.gate.sides import Side, whole_turns
 from dflash.results.fingerprint import machine_fingerprint
@@ -55,6 +57,7 @@ class CalibrationReport:
     calibration: Calibration
     gates: tuple[GateCalibration, ...]
     notes: tuple[str, ...] = ()
+    as_baseline: bool = False  # every run was compared with all others together
 
     @property
     def is_of_like_runs(self) -> bool:
@@ -62,19 +65,30 @@ class CalibrationReport:
         return all(gate.reason is None for gate in self.gates)
 
 
-def calibrate(runs: Sequence[GatedRun], rules: Rules) -> CalibrationReport:
+def calibrate(runs: Sequence[GatedRun], rules: Rules, *, as_baseline: bool = False) -> CalibrationReport:
     """Compare every run with every other under the gates, and measure how each quantity varies.
 
+    Args:
+        as_baseline: the runs are to be the baseline together: each is compared with all others together.
+
     Raises:
-        UsageError: fewer than two runs, or one run twice.
+        UsageError: fewer than two runs (as a baseline: four), or one run twice.
     """
     if len(runs) < 2:
         raise UsageError(f"--calibrate got {len(runs)} run", "give two or more runs in which nothing changed")
+    if as_baseline and len(runs) <= MIN_BASE_RUNS:
+        raise UsageError(
+            f"{len(runs)} runs are too few for a baseline of several",
+            f"give {MIN_BASE_RUNS + 1} or more, or accept one",
+        )
     if len({(run.info.name, run.info.created_at) for run in runs}) < len(runs):
         raise UsageError("--calibrate got the same run twice", "give runs that were made one after the other")
     found: dict[tuple[str, tuple[object, ...]], list[Comparison]] = {}
-    for base, new in permutations(runs, 2):
-        for comparison in judge_runs(base, new, rules).comparisons:
+    unused: dict[str, str] = {}
+    for base, new in _against_all_others(runs) if as_baseline else permutations(runs, 2):
+        judged = judge_runs(base, new, rules)
+        unused |= {gate.text: why_unused(gate, judged.pairs) for gate in judged.unused}
+        for comparison in judged.comparisons:
             found.setdefault((comparison.gate.text, slot_of(comparison.pair.cell)), []).append(comparison)
     gates = tuple(_gate_calibration(comparisons) for comparisons in found.values())
     calibration = Calibration(
@@ -82,10 +96,16 @@ def calibrate(runs: Sequence[GatedRun], rules: Rules) -> CalibrationReport:
         machine_fingerprint(runs[0].info.environment),
         tuple(run.info.name for run in runs),
     )
-    notes = []
+    notes = list(unused.values())
     if len(runs) < 3:
         notes.append("two runs tell little of the spread between runs; it is kept from three runs on")
-    return CalibrationReport(calibration, gates, tuple(notes))
+    return CalibrationReport(calibration, gates, tuple(notes), as_baseline)
+
+
+def _against_all_others(runs: Sequence[GatedRun]) -> Iterator[tuple[GatedRun, GatedRun]]:
+    for place, new in enumerate(runs):
+        first, *others = (run for other, run in enumerate(runs) if other != place)
+        yield replace(first, others=tuple(others)), new
 
 
 def smallest_effects(comparisons: Sequence[Comparison]) -> list[float]:
@@ -122,7 +142,7 @@ def _spreads(runs: Sequence[GatedRun]) -> list[CellSpread]:
     """Every quantity of every cell that all runs have, with equally many repeats."""
     spreads = []
     for cell in runs[0].info.cells:
-        sides = [side for run in runs for side in (_side_of(run, cell),) if side is not None]
+        sides = [side for run in runs for side in (run.side_like(cell),) if side is not None]
         numbers = {len(side.repeats) for side in sides}
         if len(sides) < len(runs) or len(numbers) != 1:
             continue
@@ -133,16 +153,13 @@ def _spreads(runs: Sequence[GatedRun]) -> list[CellSpread]:
     return spreads
 
 
-def _side_of(run: GatedRun, cell: Cell) -> Side | None:
-    key = cell_key(cell)
-    return next((run.sides.get(other.cell_id) for other in run.info.cells if cell_key(other) == key), None)
-
-
 def _spread(cell: Cell, quantity: Quantity, sides: Sequence[Side], num_repeats: int) -> CellSpread | None:
-    if quantity.over_all:
+    if quantity.limit_only:
         return None
-    turns = set.intersection(*(whole_turns(side, quantity.is_paired) for side in sides))
-    cut = [side.of_turns(turns) for side in sides]
+    cut = list(sides)
+    if not quantity.over_all or quantity.is_pooled(sides[0]):
+        turns = set.intersection(*(whole_turns(side, quantity.is_paired) for side in sides))
+        cut = [side.of_turns(turns) for side in sides]
     values = [quantity.value(side) for side in cut]
     known = [value for value in values if value is not None]
     if len(known) < len(values):

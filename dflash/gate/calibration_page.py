@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflash.gate.calibrated import cell_key
 from dflash.gate.calibration import FOUND_SHARE, CalibrationReport, GateCalibration
 from dflash.gate.document import cell_values
 from dflash.gate.markdown import cell_label
 from dflash.gate.words import percent_of, signed_percent
 from dflash.results.formats import UNKNOWN
 from dflash.results.markdown_text import bullets, escape, table
+
+_HOW = {
+    False: "Every run is compared with every other, both ways round",
+    True: "Every run is compared with all others together",
+}
 
 
 def render_calibration(report: CalibrationReport) -> str:
@@ -29,17 +35,19 @@ def render_calibration(report: CalibrationReport) -> str:
     ]
     parts: list[str] = [
         f"# Calibration from {len(runs)} runs in which nothing changed",
-        f"Every run is compared with every other, both ways round: {', '.join(map(escape, runs))}.",
+        f"{_HOW[report.as_baseline]}: {', '.join(map(escape, runs))}.",
         table(header, rows, num_left=2),
         (
             f"*Smallest effect that is seen*: a change to the worse of this size would have been found in "
-            f"{percent_of(FOUND_SHARE)} of these pairs. Pairs share runs: few runs give a coarse rate of false alarms."
+            f"{percent_of(FOUND_SHARE)} of these comparisons. They share runs: from few runs the rate of false alarms "
+            "is coarse."
         ),
     ]
+    labels = {cell_key(item.pair.cell): escape(cell_label(item.pair)) for item in report.gates}
     refused = [item for item in report.gates if item.reason is not None]
     spreads = [
         (
-            escape(item.cell),
+            labels.get(item.cell, escape(item.cell)),
             f"`{item.quantity}`",
             "none: counted exactly" if item.is_deterministic else _deviation(item.variance),
         )

@@ -10,14 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dflash.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, EXIT_WORSE
-from dflash.gate.calibrated import Calibration
+from dflash.gate.calibrated import Calibration, cell_key
 from dflash.gate.estimates import estimate, estimate_value
 from dflash.gate.factors import split_speed
 from dflash.gate.families import JudgedChange, Member, judge_family
 from dflash.gate.judge import Judged, judge_limit
 from dflash.gate.pairing import allow_fields, pair_cells, with_prompt_tokens
 from dflash.gate.quantities import OUTPUTS_UNCHANGED, QUANTITIES, Quantity
-from dflash.gate.reasons import notes_of, refusal_of, why_not_measured
+from dflash.gate.reasons import (
+    has_no_meaning,
+    notes_of,
+    refusal_of,
+    same_run,
+    unlike_facts,
+    why_not_measured,
+)
 from dflash.gate.records import (
     CellPair,
     Change,
@@ -27,10 +34,12 @@ from dflash.gate.records import (
     SpeedSplit,
 )
 from dflash.gate.sides import Side, sides_of
+from dflash.gate.words import count_of
 from dflash.results.paired_metrics import agreement, pair_units
 from dflash.results.records import Cell, RunInfo
 from dflash.results.stats import CONFIDENCE
 from dflash.results.summary import RunSummary
+from dflash.results.task_scores import NOT_SCORED, Outcomes
 
 _NOTHING = Side.empty()
 _SPEEDS = ("speedup", "decode_tok_s", "tpot_s")  # what acceptance length and step time make up
@@ -43,20 +52,32 @@ class GatedRun:
     info: RunInfo
     sides: Mapping[str, Side]  # by cell id
     errors: tuple[str, ...] = ()  # what the run's own checks found broken
+    others: tuple[GatedRun, ...] = ()  # of a base: further runs of the same thing
 
     @classmethod
-    def of(cls, info: RunInfo, summary: RunSummary) -> GatedRun:
+    def of(cls, info: RunInfo, summary: RunSummary, outcomes: Outcomes = NOT_SCORED) -> GatedRun:
         errors = tuple(
             f"{cell.cell.arm.label} on {cell.cell.workload.dataset}: {finding.sentence}"
             for cell in summary.cells
             for finding in cell.findings
             if finding.severity == "error"
         )
-        return cls(info, sides_of(summary), errors)
+        return cls(info, sides_of(info, summary, outcomes), errors)
+
+    @property
+    def name(self) -> str:
+        if not self.others:
+            return self.info.name
+        return f"{self.info.name} and {count_of(len(self.others), 'more run')}"
 
     def side_of(self, cell: Cell) -> Side:
         """What was measured in a cell; nothing, where it has no record."""
         return self.sides.get(cell.cell_id, _NOTHING)
+
+    def side_like(self, cell: Cell) -> Side | None:
+        """The side of another run's cell; None where it has none."""
+        key = cell_key(cell)
+        return next((self.sides.get(own.cell_id) for own in self.info.cells if cell_key(own) == key), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +99,7 @@ class _Trial:
     refusal: str | None = None
     change: Change | None = None
     value: float | None = None  # of a limit
+    base: float | None = None  # of a limit: what it was
 
     @property
     def is_change(self) -> bool:
@@ -101,16 +123,17 @@ def judge_runs(base: GatedRun, new: GatedRun, rules: Rules) -> Judgement:
         UsageError: an allowed field that there is none of.
     """
     pairs = allow_fields(_with_tokens(pair_cells(base.info, new.info), base, new), rules.allow)
+    gates = _unlike(rules.gates)
     trials = [
         trial
         for pair in pairs
-        for gate in rules.gates
-        if _is_meant(gate, pair.cell)
+        for gate in gates
+        if gate.means(pair.cell)
         for trial in (_try(gate, pair, base, new, rules.calibration),)
         if trial is not None
     ]
     tried = {id(trial.gate) for trial in trials}
-    unused = tuple(gate for gate in rules.gates if id(gate) not in tried and not gate.is_default)
+    unused = tuple(gate for gate in gates if id(gate) not in tried and not gate.is_default)
     comparisons, num_tested = _judge(trials)
     return Judgement(pairs, comparisons, unused, num_tested)
 
@@ -126,7 +149,11 @@ def compare_runs(base: GatedRun, new: GatedRun, rules: Rules) -> GateReport:
         split
         for pair in judged.pairs
         if pair.base is not None and pair.new is not None and not pair.refused(is_time=True)
-        for split in (split_speed(pair, base.side_of(pair.base), new.side_of(pair.new)),)
+        for split in (
+            split_speed(
+                pair, base.side_of(pair.base), new.side_of(pair.new), others=_other_sides(base, pair.base)
+            ),
+        )
         if split is not None
     )
     comparisons = tuple(_with_factors(comparison, splits) for comparison in judged.comparisons)
@@ -135,9 +162,9 @@ def compare_runs(base: GatedRun, new: GatedRun, rules: Rules) -> GateReport:
         for which, run in (("base", base), ("new", new))
         for sentence in run.errors
     ]
-    notes = (*broken, *notes_of(judged.pairs, judged.unused, comparisons))
+    notes = (*broken, *same_run(base.info, new.info), *notes_of(judged.pairs, judged.unused, comparisons))
     report = GateReport(
-        base.info.name,
+        base.name,
         new.info.name,
         comparisons,
         splits,
@@ -149,6 +176,15 @@ def compare_runs(base: GatedRun, new: GatedRun, rules: Rules) -> GateReport:
     return replace(report, exit_code=_exit_code(report, judged.unused))
 
 
+def _unlike(gates: Sequence[Gate]) -> list[Gate]:
+    """Every gate once: given twice it fails no more."""
+    found: list[Gate] = []
+    for gate in gates:
+        if gate not in found:
+            found.append(gate)
+    return found
+
+
 def _with_tokens(pairs: Sequence[CellPair], base: GatedRun, new: GatedRun) -> list[CellPair]:
     return [
         pair
@@ -156,17 +192,6 @@ def _with_tokens(pairs: Sequence[CellPair], base: GatedRun, new: GatedRun) -> li
         else with_prompt_tokens(pair, base.side_of(pair.base), new.side_of(pair.new))
         for pair in pairs
     ]
-
-
-def _is_meant(gate: Gate, cell: Cell) -> bool:
-    of_cell = {
-        "dataset": cell.workload.dataset,
-        "arm": cell.arm.name,
-        "block_size": cell.arm.block_size,
-        "concurrency": cell.workload.concurrency,
-        "backend": cell.backend,
-    }
-    return all(of_cell[name] == value for name, value in gate.only.items())
 
 
 def _try(
@@ -184,19 +209,23 @@ def _try(
         return _Trial(gate, pair, refusal_of(refused))
     if quantity.is_time and not (pair.base.is_timed and pair.new.is_timed):
         return _Trial(gate, pair, "no time was kept, because processes shared a device")
+    unlike = unlike_facts(quantity, *sides)
+    if unlike is not None:
+        return _Trial(gate, pair, unlike)
     if gate.is_limit:
         return _try_limit(gate, pair, quantity, sides)
     change = estimate(
         quantity,
         *sides,
+        others=_other_sides(base, pair.base),
         is_deterministic=calibration.is_deterministic(pair.new, quantity.name),
         calibrated=calibration.spread(pair.new, quantity.name, len(sides[1].repeats)),
     )
     if change is not None:
         return _Trial(gate, pair, change=change)
     values = [quantity.value(side) for side in sides]
-    if values == [None, None] and quantity.is_paired:
-        return None  # neither run has a baseline to pair with
+    if values == [None, None] and (quantity.is_paired or has_no_meaning(quantity, sides)):
+        return None  # neither run has a baseline to pair with, or limits, or answers to be scored by
     return _Trial(gate, pair, why_not_measured(quantity, values))
 
 
@@ -207,11 +236,16 @@ def _try_limit(gate: Gate, pair: CellPair, quantity: Quantity, sides: tuple[Side
         return _Trial(gate, pair, refusal, value=value)
     value = quantity.value(sides[1])
     if value is None:
-        if quantity.is_paired and quantity.value(sides[0]) is None:
+        if quantity.value(sides[0]) is None and (quantity.is_paired or has_no_meaning(quantity, sides)):
             return None
         return _Trial(gate, pair, f"{quantity.name} was not measured in the new run")
     change = estimate_value(quantity, sides[1]) if quantity.is_time else None
-    return _Trial(gate, pair, value=value, change=change)
+    return _Trial(gate, pair, value=value, base=quantity.value(sides[0]), change=change)
+
+
+def _other_sides(base: GatedRun, cell: Cell) -> tuple[Side, ...]:
+    sides = (run.side_like(cell) for run in base.others)
+    return tuple(side for side in sides if side is not None)
 
 
 def _applies(quantity: Quantity, cell: Cell) -> bool:
@@ -234,7 +268,12 @@ def _judge(trials: Sequence[_Trial]) -> tuple[tuple[Comparison, ...], int]:
         _changed(trial, judged[place]) if place in judged else _limited(trial)
         for place, trial in enumerate(trials)
     )
-    return comparisons, sum(item.p_value is not None for item in judged.values())
+    tested = {
+        (trials[place].gate.quantity, trials[place].pair.cell.cell_id)
+        for place, item in judged.items()
+        if item.p_value is not None
+    }
+    return comparisons, len(tested)
 
 
 def _changed(trial: _Trial, item: JudgedChange) -> Comparison:
@@ -259,7 +298,7 @@ def _limited(trial: _Trial) -> Comparison:
     if trial.refusal is not None or trial.value is None:
         return Comparison(gate, trial.pair, "incomparable", trial.refusal or "")
     judged = judge_limit(gate, QUANTITIES[gate.quantity], trial.value, trial.change, CONFIDENCE)
-    comparison = Comparison(gate, trial.pair, judged.verdict, judged.reason, new=trial.value)
+    comparison = Comparison(gate, trial.pair, judged.verdict, judged.reason, base=trial.base, new=trial.value)
     return _filled(comparison, judged, trial.change)
 
 
@@ -284,6 +323,7 @@ def _filled(comparison: Comparison, judged: Judged, change: Change | None) -> Co
         num_base_repeats=change.num_base_repeats,
         num_new_repeats=change.num_new_repeats,
         num_left_out=change.num_left_out,
+        num_base_runs=change.num_base_runs,
     )
 
 

@@ -61,9 +61,11 @@ def _comparison(item: Comparison) -> dict[str, Any]:
         "num_prompts": item.num_prompts,
         "num_base_repeats": item.num_base_repeats,
         "num_new_repeats": item.num_new_repeats,
+        "num_base_runs": item.num_base_runs,
         "num_left_out": item.num_left_out,
         "needed_repeats": None if needed is None else needed.repeats,
         "needed_prompts": None if needed is None else needed.prompts,
+        "needed_base_runs": None if needed is None else needed.base_runs,
     }
 
 

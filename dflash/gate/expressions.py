@@ -20,11 +20,12 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from dflash.errors import UsageError
-from dflash.gate.quantities import OUTPUTS_UNCHANGED, QUANTITIES, Quantity
+from dflash.gate.quantities import QUANTITIES, Quantity
 from dflash.gate.records import Gate
 
 DEFAULT_GATES = (
@@ -60,7 +61,7 @@ def load_gate_file(path: Path) -> GateFile:
         UsageError: it cannot be read, or see `parse_gate_file`.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path} ({error})", "give a TOML file by --gates") from error
     return parse_gate_file(text, path.name)
@@ -73,13 +74,17 @@ def parse_gate(text: str) -> Gate:
         UsageError: no such quantity, no number, or a change to the better.
     """
     match = _EXPRESSION.fullmatch(text)
+    text = " ".join(text.split())
     if match is None:
         raise _wrong(
             text, "cannot be read", "write speedup:-5%, tpot_s:+5%, agreement:<0.99 or error_rate:>0"
         )
     name, sign, digits, percent = match.groups()
+    text = f"{name}:{sign}{digits}{percent}"
     if name not in QUANTITIES:
-        raise _wrong(text, f"there is no quantity {name!r}", f"choose from {', '.join(QUANTITIES)}")
+        near = get_close_matches(name, QUANTITIES, n=1)
+        meant = f"did you mean {near[0]}? There are" if near else "choose from"
+        raise _wrong(text, f"there is no quantity {name!r}", f"{meant} {', '.join(QUANTITIES)}")
     try:
         number = float(digits)
     except ValueError:
@@ -134,12 +139,20 @@ def _limit(text: str, quantity: Quantity, sign: str, number: float) -> Gate:
         raise _wrong(
             text, f"a {better} {quantity.name} is better", f"write {quantity.name}:{other}{number:g}"
         )
+    if quantity.is_share and number > 1:
+        raise _wrong(
+            text, f"{quantity.name} is a share, 0 to 1", f"write {quantity.name}:{sign}{number / 100:g}"
+        )
+    if (sign == "<" and number == 0) or (quantity.is_share and sign == ">" and number == 1):
+        raise _wrong(text, "this can never fail", f"write {quantity.name}:{_example(quantity)}")
+    if quantity.is_latency and number == 0:
+        raise _wrong(text, "this fails always", "write a number of seconds above 0")
     return Gate(text, quantity.name, below=number) if sign == "<" else Gate(text, quantity.name, above=number)
 
 
 def _change(text: str, quantity: Quantity, sign: str, percent: float) -> Gate:
     change = percent / 100 if sign == "+" else -percent / 100
-    if quantity.name == OUTPUTS_UNCHANGED or quantity.over_all:
+    if quantity.limit_only:
         raise _wrong(
             text,
             f"{quantity.name} is gated by a limit, not by a change",

@@ -7,6 +7,7 @@ speed exactly where the first chunk holds one token; see METHODOLOGY.md.)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from dflash.gate.estimates import estimate
 from dflash.gate.intervals import half_width
@@ -18,19 +19,23 @@ from dflash.results.pairing import pairs_of
 from dflash.results.stats import CONFIDENCE
 
 
-def split_speed(pair: CellPair, base: Side, new: Side) -> SpeedSplit | None:
-    """The change of decode speed of a cell and its two factors; None where there is no decode speed to compare."""
-    speed = _factor(base, new, "decode_tok_s")
+def split_speed(pair: CellPair, base: Side, new: Side, *, others: Sequence[Side] = ()) -> SpeedSplit | None:
+    """The change of decode speed of a cell and its two factors; None where there is no decode speed to compare.
+
+    Args:
+        others: the base's further runs, of the same thing.
+    """
+    bases = (base, *others)
+    speed = _factor(bases, new, "decode_tok_s")
     if speed is None:
         return None
     is_baseline = pair.cell.arm.is_baseline
-    acceptance = None if is_baseline else _factor(base, new, "acceptance_length")
-    step = _factor(base, new, "decode_step_s")
-    baselines = _baseline_of(base), _baseline_of(new)
+    acceptance = None if is_baseline else _factor(bases, new, "acceptance_length")
+    step = _factor(bases, new, "decode_step_s")
+    *plain, new_plain = (_baseline_of(side) for side in (*bases, new))
+    known = [side for side in plain if side is not None]
     baseline = (
-        _factor(baselines[0], baselines[1], "tpot_s")
-        if baselines[0] is not None and baselines[1] is not None
-        else None
+        _factor(known, new_plain, "tpot_s") if new_plain is not None and len(known) == len(bases) else None
     )
     sentence = _sentence(speed, acceptance, step, baseline, is_baseline=is_baseline)
     return SpeedSplit(pair, speed, acceptance, step, baseline, sentence)
@@ -40,8 +45,8 @@ def _baseline_of(side: Side) -> Side | None:
     return None if side.pairing is None else Side(pairs_of(side.pairing.pairs).baseline)
 
 
-def _factor(base: Side, new: Side, name: str) -> Factor | None:
-    change = estimate(QUANTITIES[name], base, new)
+def _factor(bases: Sequence[Side], new: Side, name: str) -> Factor | None:
+    change = estimate(QUANTITIES[name], bases[0], new, others=bases[1:])
     if change is None or not math.isfinite(change.log_ratio):
         return None
     if change.basis == "exact":

@@ -34,12 +34,16 @@ def judge_family(members: Sequence[Member]) -> list[JudgedChange]:
     """Judge all changes of one comparison of two runs."""
     changes = _moderated(members)
     p_values = [p_value(change) for change in changes]
-    tested = [place for place, value in enumerate(p_values) if value is not None]
-    levels = holm_levels([p_values[place] or 0.0 for place in tested])
-    level_of = dict(zip(tested, levels, strict=True))
+    # several gates of one quantity at one cell ask one thing
+    asked = {
+        (member.gate.quantity, member.cell): value
+        for member, value in zip(members, p_values, strict=True)
+        if value is not None
+    }
+    level_of = dict(zip(asked, holm_levels(list(asked.values())), strict=True))
     found = []
     for place, (member, change) in enumerate(zip(members, changes, strict=True)):
-        confidence = 1 - level_of.get(place, LEVEL)
+        confidence = 1 - level_of.get((member.gate.quantity, member.cell), LEVEL)
         judged = judge_change(member.gate, QUANTITIES[member.gate.quantity], change, confidence)
         found.append(JudgedChange(judged, change, confidence, p_values[place]))
     return found
@@ -47,7 +51,7 @@ def judge_family(members: Sequence[Member]) -> list[JudgedChange]:
 
 def _moderated(members: Sequence[Member]) -> list[Change]:
     """The changes, with the spreads between repeats of each quantity moderated over its cells."""
-    families: dict[tuple[str, int, int], dict[Hashable, RunSpread]] = {}
+    families: dict[tuple[object, ...], dict[Hashable, RunSpread]] = {}
     for member in members:
         runs = member.change.spread.runs
         if runs is not None and member.change.basis != "calibration":
@@ -59,13 +63,13 @@ def _moderated(members: Sequence[Member]) -> list[Change]:
     return [_with_runs(member, found) for member in members]
 
 
-def _with_runs(member: Member, found: Mapping[tuple[str, int, int], Mapping[Hashable, RunSpread]]) -> Change:
+def _with_runs(member: Member, found: Mapping[tuple[object, ...], Mapping[Hashable, RunSpread]]) -> Change:
     change, runs = member.change, member.change.spread.runs
     if runs is None or change.basis == "calibration":
         return change
     return replace(change, spread=replace(change.spread, runs=found[_family_of(member, runs)][member.cell]))
 
 
-def _family_of(member: Member, runs: RunSpread) -> tuple[str, int, int]:
-    """The same quantity, over as many repeats."""
-    return (member.gate.quantity, runs.num_base, runs.num_new)
+def _family_of(member: Member, runs: RunSpread) -> tuple[object, ...]:
+    """The same quantity, over as many repeats or runs."""
+    return (member.gate.quantity, runs.num_base, runs.num_new, runs.of_whole_runs)

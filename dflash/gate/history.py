@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash.gate.baselines import HistoryEntry
 from dflash.gate.calibrated import cell_key
+from dflash.gate.history_file import HistoryEntry
+from dflash.gate.markdown import label_of
 from dflash.gate.records import Gate
 from dflash.gate.trend import MIN_RUNS, Trend, find_steps
 from dflash.gate.words import count_of, signed_percent, value_of
@@ -14,6 +15,7 @@ from dflash.results.markdown_text import bullets, escape, table
 from dflash.results.records import Cell
 
 NUM_RUNS = 30  # that are looked at
+MIN_SHOWN = 2  # one run has no trend
 _NUM_SHOWN = 10
 
 
@@ -32,12 +34,9 @@ def trends_of(
                 for value in (entry.values.get(key, {}).get(name),)
                 if value is not None and value > 0
             ]
-            if len(known) >= 2:
+            if len(known) >= MIN_SHOWN:
                 run_ids, values = zip(*known, strict=True)
-                label = (
-                    f"{cell.arm.label} on {cell.workload.dataset} (concurrency {cell.workload.concurrency})"
-                )
-                trends.append(Trend(name, label, run_ids, values, find_steps(values)))
+                trends.append(Trend(name, label_of(cell), run_ids, values, find_steps(values)))
     return tuple(trends)
 
 
@@ -58,7 +57,7 @@ def render_trends(trends: Sequence[Trend]) -> str:
             escape(trend.cell),
             f"`{trend.quantity}`",
             str(len(trend.values)),
-            " ".join(_short(trend, value) for value in trend.values[-_NUM_SHOWN:]),
+            _series(trend),
             signed_percent(trend.since_first),
             _steps(trend),
         )
@@ -114,6 +113,7 @@ def _said(trend: Trend, place: int) -> str:
     return f"stepped by {signed_percent(step.relative)} at run {run}"
 
 
-def _short(trend: Trend, value: float) -> str:
-    """Without its unit: a table of ten values in a row has no room for it."""
-    return value_of(trend.quantity, value).split(" ")[0].rstrip("x")
+def _series(trend: Trend) -> str:
+    """The last values, with their unit once."""
+    *earlier, last = (value_of(trend.quantity, value) for value in trend.values[-_NUM_SHOWN:])
+    return " ".join([*(text.split(" ")[0].rstrip("x") for text in earlier), last])

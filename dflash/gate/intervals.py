@@ -10,7 +10,7 @@ from dflash.results.stats import MIN_PROMPTS_FOR_INTERVAL
 from dflash.results.student_t import two_sided_quantile
 
 MIN_REPEATS = 3  # from which a spread between runs can be told
-MAX_REPEATS = 20  # more are not asked for
+MAX_REPEATS = 20  # more are not asked for, of runs of a baseline neither
 MAX_PROMPTS = 100_000
 
 
@@ -24,21 +24,22 @@ def half_width(spread: Spread, confidence: float) -> float:
 def needed_to_tell(spread: Spread, width: float, confidence: float, *, is_time: bool = True) -> Needed:
     """The least number of repeats of each run, or of prompts, for which half of the interval is at most `width`.
 
-    One of the two is changed, the other stays. It is as good as the spread that was seen: an outlook, no promise.
+    Where the spread is that of whole runs, of runs that the baseline is made of. One of them is changed, the others
+    stay. It is as good as the spread that was seen: an outlook, no promise.
     """
     if is_time and spread.runs is None:
         return Needed(repeats=MIN_REPEATS)
     if width <= 0:
         return Needed()
-    repeats = None
+    repeats = base_runs = None
     if spread.runs is not None:
         fewest = max(MIN_REPEATS, spread.runs.num_base, spread.runs.num_new)
+        more = _with_base_runs if spread.runs.of_whole_runs else _with_repeats
         numbers = range(fewest, MAX_REPEATS + 1)
-        repeats = next(
-            (n for n in numbers if half_width(_with_repeats(spread, n), confidence) <= width), None
-        )
+        found = next((n for n in numbers if half_width(more(spread, n), confidence) <= width), None)
+        base_runs, repeats = (found, None) if spread.runs.of_whole_runs else (None, found)
     if spread.prompts is None or half_width(_with_prompts(spread, MAX_PROMPTS), confidence) > width:
-        return Needed(repeats, None)
+        return Needed(repeats, None, base_runs)
     low, high = max(spread.num_prompts, MIN_PROMPTS_FOR_INTERVAL), MAX_PROMPTS
     while low < high:
         middle = (low + high) // 2
@@ -46,7 +47,16 @@ def needed_to_tell(spread: Spread, width: float, confidence: float, *, is_time: 
             low = middle + 1
         else:
             high = middle
-    return Needed(repeats, low)
+    return Needed(repeats, low, base_runs)
+
+
+def _with_base_runs(spread: Spread, number: int) -> Spread:
+    """With a baseline of so many runs. The noise of requests is left as it is, which errs towards more runs."""
+    if spread.runs is None:
+        return spread
+    return replace(
+        spread, runs=replace(spread.runs, num_base=number, num_new=1, degrees_of_freedom=number - 1)
+    )
 
 
 def _with_repeats(spread: Spread, number: int) -> Spread:

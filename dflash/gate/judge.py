@@ -65,9 +65,11 @@ def judge_change(gate: Gate, quantity: Quantity, change: Change, confidence: flo
     """The verdict on a gate that names a change."""
     sign = 1 if quantity.worse == "higher" else -1
     harm, least = sign * change.log_ratio, gate.minimum_effect
-    if change.basis == "exact" or not math.isfinite(harm):
+    if change.basis == "exact":
         return _judge_exactly(change, harm, least, gate)
-    if quantity.pooled is not None and change.spread.prompts is None:
+    if not math.isfinite(harm):
+        return Judged("worse" if harm > 0 else "better", f"{_moved(change)}: nothing is left of it")
+    if change.spread.is_pooled and change.spread.prompts is None:
         return Judged(
             "inconclusive",
             f"{_moved(change)} over {count_of(change.num_prompts, 'prompt')}: nothing is concluded from fewer than "
@@ -183,6 +185,8 @@ def _least(gate: Gate) -> str:
 
 def _would_do(needed: Needed) -> str:
     ways = []
+    if needed.base_runs is not None:
+        ways.append(f"a baseline of {needed.base_runs} runs")
     if needed.repeats is not None:
         ways.append(f"{count_of(needed.repeats, 'repeat')} of each run")
     if needed.prompts is not None:

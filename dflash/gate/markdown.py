@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dflash.gate.records import VERDICTS, CellPair, Comparison, GateReport, SpeedSplit, Verdict
 from dflash.gate.words import count_of, percent_interval, signed_percent, value_of
 from dflash.results.markdown_text import bullets, escape, table
+from dflash.results.records import Cell
 
 _GRAVE: tuple[Verdict, ...] = ("worse", "incomparable", "inconclusive")
 
@@ -23,7 +24,7 @@ def render_gate(report: GateReport) -> str:
     ]
     grave = [item for item in report.comparisons if item.verdict in _GRAVE]
     if grave:
-        parts.append(bullets([_line(item) for item in _ordered(grave)]))
+        parts.append(bullets(_lines(grave)))
     if report.comparisons:
         parts += ["## Gates", _table(report.comparisons)]
         parts.append(_how_to_read(report))
@@ -52,20 +53,28 @@ def headline(report: GateReport) -> str:
 
 
 def cell_label(pair: CellPair) -> str:
+    """See `label_of`."""
+    return label_of(pair.cell)
+
+
+def label_of(cell: Cell) -> str:
     """`dflash B=8 on gsm8k (vllm, concurrency 32)`."""
-    cell, workload = pair.cell, pair.cell.workload
+    workload = cell.workload
     load = f"concurrency {workload.concurrency}"
     if workload.request_rate is not None:
         load = f"{workload.request_rate:g} requests/s"
     return f"{cell.arm.label} on {workload.dataset} ({cell.backend}, {load})"
 
 
-def _line(item: Comparison) -> str:
-    return f"**{item.verdict}**: `{item.gate.text}`, {escape(cell_label(item.pair))}: {escape(item.reason)}"
-
-
-def _ordered(items: Sequence[Comparison]) -> list[Comparison]:
-    return sorted(items, key=lambda item: VERDICTS.index(item.verdict))
+def _lines(items: Sequence[Comparison]) -> list[str]:
+    """The gravest first; gates that cannot be compared in one cell for one reason share a line."""
+    gates: dict[tuple[Verdict, str, str], list[str]] = {}
+    for item in sorted(items, key=lambda item: VERDICTS.index(item.verdict)):
+        gates.setdefault((item.verdict, cell_label(item.pair), item.reason), []).append(item.gate.text)
+    return [
+        f"**{verdict}**: {', '.join(f'`{text}`' for text in texts)}, {escape(label)}: {escape(reason)}"
+        for (verdict, label, reason), texts in gates.items()
+    ]
 
 
 def _table(items: Sequence[Comparison]) -> str:
@@ -104,6 +113,8 @@ def _over(item: Comparison) -> str:
     repeats = f"{item.num_base_repeats} and {item.num_new_repeats} repeats"
     if item.num_base_repeats == item.num_new_repeats:
         repeats = count_of(item.num_new_repeats, "repeat")
+    if item.num_base_runs > 1:
+        repeats = f"{item.num_base_runs} base runs, {repeats}"
     return f"{count_of(item.num_prompts, 'prompt')}, {repeats}"
 
 

@@ -119,6 +119,10 @@ def check_field(name: str) -> None:
     prefix, _, rest = name.partition(".")
     if prefix in _PREFIXES and (prefix != "machine" or rest in ("", *FIELDS)):
         return
+    if prefix in ("versions", "git") or name in _listed_fields():
+        raise UsageError(
+            f"--allow {name}: this may differ in any case, and is listed", "leave that --allow out"
+        )
     known = known_fields()
     if name not in known:
         raise UsageError(
@@ -134,6 +138,12 @@ def known_fields() -> tuple[str, ...]:
         name for table in (_ARM_FIELDS, _CONFIG_FIELDS) for name, scope in table.items() if scope == "all"
     )
     return tuple(dict.fromkeys((*workload, *others, PROMPT_TOKENS, STATUS)))
+
+
+def _listed_fields() -> tuple[str, ...]:
+    return tuple(
+        name for table in (_ARM_FIELDS, _CONFIG_FIELDS) for name, scope in table.items() if scope == "listed"
+    )
 
 
 def slot_of(cell: Cell) -> tuple[object, ...]:

@@ -15,9 +15,19 @@ from dflash.gate.sides import Side
 from dflash.results import acceptance_metrics, metrics, paired_metrics
 from dflash.results.cell_metrics import LATENCY_PERCENTILES
 from dflash.results.columns import Column, RequestTable
+from dflash.results.goodput import goodput_req_s
 from dflash.results.pairing import Pairing
-from dflash.results.request_metrics import Figure, e2els_s, figures, pool_columns, tpots_s, ttfts_s
+from dflash.results.request_metrics import (
+    Figure,
+    e2els_s,
+    figures,
+    output_columns,
+    pool_columns,
+    tpots_s,
+    ttfts_s,
+)
 from dflash.results.stats import Pooled, percentile, ratio
+from dflash.results.task_scores import pooled_task_score
 
 OUTPUTS_UNCHANGED = "outputs_unchanged"
 Worse = Literal["lower", "higher"]
@@ -34,9 +44,23 @@ class Quantity:
     pooled: Callable[[Side], Pooled] | None = None  # None: no sums over prompts; only repeats tell its spread
     is_paired: bool = False  # needs the run's own baseline
     is_share: bool = False  # of counted things, 0 to 1: limits are exact
-    over_all: bool = False  # over every request, failed ones included: not cut to what both completed
+    over_all: bool = (
+        False  # over every request, failed ones included: not cut to what all completed, if not pooled
+    )
     greedy_only: bool = False  # has no meaning above temperature 0
     is_of_drafts: bool = False  # has no meaning for plain decoding
+    limit_only: bool = False  # a relative change of it says nothing: gated by a limit
+    needs_slo: bool = False  # has no meaning without limits, and another one with others
+    needs_references: bool = False  # the same of reference answers
+
+    def is_pooled(self, side: Side) -> bool:
+        """Whether it is made from sums over prompts there."""
+        return self.pooled is not None and len(self.pooled(side).sums) > 0
+
+    @property
+    def is_latency(self) -> bool:
+        """A time of something that happened: never 0."""
+        return self.is_time and self.worse == "higher"
 
 
 def _of_sums(
@@ -101,6 +125,26 @@ def _of_pairs(
     )
 
 
+def _pooled_output_tok_s(side: Side) -> Pooled:
+    """In process, where arms take turns; on servers requests overlap, and no prompt has a share of the busy time."""
+    if side.facts.cell is not None and side.facts.cell.on_server:
+        return Pooled({}, ratio)
+    return pool_columns(side.records, output_columns, ratio)
+
+
+def _output_tok_s(side: Side) -> float | None:
+    on_server = side.facts.cell is not None and side.facts.cell.on_server
+    return metrics.output_tok_s(side.records, metrics.busy_time_s(side.records) if on_server else None)
+
+
+def _goodput_req_s(side: Side) -> float | None:
+    return None if side.facts.cell is None else goodput_req_s(side.facts.cell, side.records, side.facts.slo)
+
+
+def _pooled_task_score(side: Side) -> Pooled:
+    return pooled_task_score(side.records, side.facts.outcomes)
+
+
 _LATENCIES: tuple[tuple[str, Figure], ...] = (("ttft_s", ttfts_s), ("tpot_s", tpots_s), ("e2el_s", e2els_s))
 
 QUANTITIES: dict[str, Quantity] = {
@@ -138,7 +182,27 @@ QUANTITIES: dict[str, Quantity] = {
             lambda side: metrics.error_rate(side.records),
             is_share=True,
             over_all=True,
+            limit_only=True,
         ),
-        Quantity(OUTPUTS_UNCHANGED, "lower", False, lambda side: None, is_share=True, greedy_only=True),
+        Quantity("output_tok_s", "lower", True, _output_tok_s, _pooled_output_tok_s, over_all=True),
+        Quantity("goodput_req_s", "lower", True, _goodput_req_s, over_all=True, needs_slo=True),
+        Quantity(
+            "task_score",
+            "lower",
+            False,
+            lambda side: _pooled_task_score(side).value(),
+            _pooled_task_score,
+            is_share=True,
+            needs_references=True,
+        ),
+        Quantity(
+            OUTPUTS_UNCHANGED,
+            "lower",
+            False,
+            lambda side: None,
+            is_share=True,
+            greedy_only=True,
+            limit_only=True,
+        ),
     )
 }

@@ -24,7 +24,7 @@ VERDICTS: tuple[Verdict, ...] = (
 # What a field that differs stands in the way of: everything, times alone, or nothing (it is listed).
 Scope = Literal["all", "times", "listed"]
 # What an interval covers. "exact": the quantity does not vary on this machine, and has none.
-Basis = Literal["exact", "prompts and repeats", "repeats", "prompts", "calibration"]
+Basis = Literal["exact", "prompts and repeats", "repeats", "prompts", "calibration", "baseline runs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,17 @@ class Gate:
     @property
     def is_limit(self) -> bool:
         return self.change is None
+
+    def means(self, cell: Cell) -> bool:
+        """Whether the gate is for this cell."""
+        of_cell = {
+            "dataset": cell.workload.dataset,
+            "arm": cell.arm.name,
+            "block_size": cell.arm.block_size,
+            "concurrency": cell.workload.concurrency,
+            "backend": cell.backend,
+        }
+        return all(of_cell[name] == value for name, value in self.only.items())
 
     @property
     def minimum_effect(self) -> float:
@@ -97,6 +108,7 @@ class RunSpread:
     requests: float = (
         0.0  # noise of single requests in `of_change`, which the part of the prompts holds as well
     )
+    of_whole_runs: bool = False  # num_base and num_new are runs, and not repeats of one
 
     @property
     def of_change(self) -> float:
@@ -127,6 +139,7 @@ class Spread:
     num_prompts: int = 0
     prompts: float | None = None  # paired bootstrap over prompts
     runs: RunSpread | None = None
+    is_pooled: bool = False  # the quantity is made from sums over prompts, so that `prompts` can be known
 
     @property
     def variance(self) -> float:
@@ -163,7 +176,8 @@ class Change:
     num_prompts: int
     num_base_repeats: int
     num_new_repeats: int
-    num_left_out: int = 0  # turns of prompts that did not complete in every repeat of both runs
+    num_left_out: int = 0  # turns of prompts that did not complete in every repeat of all runs
+    num_base_runs: int = 1
 
     @property
     def relative(self) -> float:
@@ -172,10 +186,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """How many repeats, or else prompts, would make an interval narrow enough to tell; None: no number of them."""
+    """How many repeats, runs of the baseline, or prompts would make an interval narrow enough to tell.
+
+    None: no number of them.
+    """
 
     repeats: int | None = None
     prompts: int | None = None
+    base_runs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +215,8 @@ class Comparison:
     num_prompts: int = 0
     num_base_repeats: int = 0
     num_new_repeats: int = 0
-    num_left_out: int = 0  # turns that did not complete in every repeat of both runs
+    num_left_out: int = 0  # turns that did not complete in every repeat of all runs
+    num_base_runs: int = 1
     needed: Needed | None = None
 
 

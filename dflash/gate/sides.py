@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy
 
 from dflash.results.columns import Mask, RequestTable, table_of
+from dflash.results.goodput import Slo
 from dflash.results.pairing import Pairing, pairs_of
+from dflash.results.records import Cell, RunInfo
 from dflash.results.summary import RunSummary
+from dflash.results.task_scores import NOT_SCORED, Outcomes
 
 Turn = tuple[str, int]  # prompt, turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SideFacts:
+    """What some quantities need beside the requests."""
+
+    cell: Cell | None = None
+    slo: Slo | None = None  # the run's limits
+    outcomes: Outcomes = field(default_factory=lambda: NOT_SCORED)  # of the run's requests
+    references_digest: str | None = None  # of what the outputs are scored by
+
+
+_NO_FACTS = SideFacts()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +38,7 @@ class Side:
 
     records: RequestTable
     pairing: Pairing | None = None  # None: the baseline itself, or a run without one
+    facts: SideFacts = _NO_FACTS
 
     @classmethod
     def empty(cls) -> Side:
@@ -48,35 +65,47 @@ class Side:
     def _restricted(self, keep: Callable[[RequestTable], Mask]) -> Side:
         records = self.records.take(keep(self.records))
         if self.pairing is None:
-            return Side(records)
+            return replace(self, records=records)
         pairs, completed = pairs_of(self.pairing.pairs), pairs_of(self.pairing.completed_pairs)
         pairing = replace(
             self.pairing,
             pairs=pairs.take(keep(pairs.arm)),
             completed_pairs=completed.take(keep(completed.arm)),
         )
-        return Side(records, pairing)
+        return replace(self, records=records, pairing=pairing)
 
 
-def sides_of(summary: RunSummary) -> dict[str, Side]:
+def sides_of(info: RunInfo, summary: RunSummary, outcomes: Outcomes = NOT_SCORED) -> dict[str, Side]:
     """Every cell's side, by cell id."""
-    return {cell.cell.cell_id: Side(table_of(cell.records), cell.pairing) for cell in summary.cells}
+    references = {dataset.name: dataset.references_digest for dataset in info.datasets}
+    return {
+        cell.cell.cell_id: Side(
+            table_of(cell.records),
+            cell.pairing,
+            SideFacts(cell.cell, summary.slo, outcomes, references.get(cell.cell.workload.dataset)),
+        )
+        for cell in summary.cells
+    }
 
 
 @lru_cache(maxsize=4)  # every gate of a pair of cells asks for the same
-def cut_to_common(base: Side, new: Side, *, paired: bool = False) -> tuple[Side, Side, int]:
-    """Both sides with only the turns that can be compared, and how many turns cannot.
+def cut_to_common(sides: tuple[Side, ...], *, paired: bool = False) -> tuple[tuple[Side, ...], int]:
+    """The sides with only the turns that can be compared, and how many turns cannot.
 
-    Those that completed in every repeat of both runs; of later turns, those that followed the same answers.
+    Those that completed in every repeat of all runs; of later turns, those that followed the same answers.
 
     Args:
+        sides: of the base, or of each run that it is made of, and last of the new run.
         paired: only those that were also completed by the run's own baseline in every repeat.
     """
-    whole = (whole_turns(base, paired) & whole_turns(new, paired)) - _turns_after_other_answers(base, new)
-    seen = {*_turns(base.records), *_turns(new.records)}
+    *bases, new = sides
+    whole = set.intersection(*(whole_turns(side, paired) for side in sides))
+    for base in bases:
+        whole -= _turns_after_other_answers(base, new)
+    seen = {turn for side in sides for turn in _turns(side.records)}
     if len(whole) == len(seen):
-        return base, new, 0
-    return base.of_turns(whole), new.of_turns(whole), len(seen) - len(whole)
+        return sides, 0
+    return tuple(side.of_turns(whole) for side in sides), len(seen) - len(whole)
 
 
 def first_unlike_prompt(base: Side, new: Side) -> tuple[str, str, str] | None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dflash.results.formats import UNKNOWN, format_ms, format_number, format_percent
 
-_SHARES = ("agreement", "error_rate", "outputs_unchanged")
+_SHARES = ("agreement", "error_rate", "outputs_unchanged", "task_score")
 
 
 def value_of(quantity: str, value: float | None) -> str:
-    """A quantity's value with its unit: times in ms, shares in percent, speeds in tokens a second."""
+    """A quantity's value with its unit: times in ms, shares in percent, rates in tokens or requests a second."""
     if value is None:
         return UNKNOWN
     if quantity in _SHARES:
         return format_percent(value)
     if quantity.endswith("_tok_s"):
         return f"{format_number(value, 1)} tok/s"
+    if quantity.endswith("_req_s"):
+        return f"{format_number(value, 3)} req/s"
     if quantity.endswith("_s") or "_s_p" in quantity:
         return f"{format_ms(value)} ms"
     if quantity.endswith("speedup"):

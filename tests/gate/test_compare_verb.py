@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from gated_runs import made_up, write
+from gated_runs import ENVIRONMENT, MACHINE, made_up, write
 
 from dflash.compare import main
 
@@ -109,6 +109,18 @@ def test_unlike_runs_are_exit_code_5_and_can_be_let_pass(base, tmp_path, capsys)
         ["--calibrate"],
         ["a", "b", "--json", "-", "--annotations"],
         ["a", "b", "--json", "-", "--markdown", "-"],
+        ["a", "b", "--markdown", "no/folder/x.md"],
+        ["a", "b", "--junit", ""],
+        ["a", "b", "--json", "x", "--junit", "./x"],
+        ["a", "b", "--gates", ""],
+        ["a", "b", "--calibration", " "],
+        ["a", "b", "--baselines", ""],
+        ["a", "--accept", "--fail-if", "speedup:-5%"],
+        ["a", "--accept", "--strict"],
+        ["a", "--accept", "--json", "x.json"],
+        ["a", "b", "--calibrate", "--strict"],
+        ["a", "b", "--calibrate", "--record"],
+        ["a", "b", "--calibrate", "--annotations"],
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, capsys):
@@ -117,6 +129,30 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, capsys):
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_a_fault_of_an_output_names_its_flag(capsys):
+    assert main(["a", "b", "--junit", "no/folder/x.xml"]) == 2
+    assert capsys.readouterr().err.startswith("error: --junit: there is no folder")
+
+
+def test_an_empty_suite_is_no_suite(base, capsys):
+    assert main([base, "--accept", "--suite", ""]) == 2
+    assert "--suite '' is no name" in capsys.readouterr().err
+
+
+def test_a_run_against_itself_is_said(base, capsys):
+    assert main([base, base]) == 0
+    assert "base and new run are the same run: nothing can differ" in capsys.readouterr().out
+
+
+def test_a_gate_for_no_cell_is_named(base, new, tmp_path, capsys):
+    (tmp_path / "gates.toml").write_text(
+        '[gate]\nfail-if = "error_rate:>0"\n[[gate.for]]\ndataset = "gms8k"\nfail-if = "tpot_s:+5%"\n',
+        encoding="utf-8",
+    )
+    assert main([base, new, "--gates", "gates.toml"]) == 5
+    assert "gate tpot\\_s:+5% gates nothing: no cell has dataset = 'gms8k'" in capsys.readouterr().out
 
 
 def test_an_unknown_field_is_refused(base, new, capsys):
@@ -148,8 +184,13 @@ def test_a_run_that_fails_is_not_accepted(base, new, slow, capsys):
     main([new, "--suite", "own"])
     assert "# new against base" in capsys.readouterr().out
     assert main([base, new, "--suite", "own", "--accept", "--quiet"]) == 0
+    capsys.readouterr()
     main([new, "--suite", "own"])
     assert "# new against new" in capsys.readouterr().out
+    main([base, slow, "--suite", "own", "--fail-if", "tpot_s:+5%", "--accept"])
+    assert "- not accepted, for it fails" in capsys.readouterr().out
+    main([base, new, "--suite", "own", "--accept"])
+    assert "- accepted: reports/baselines/" in capsys.readouterr().out
 
 
 def test_a_calibration_is_printed_and_kept(tmp_path, capsys):
@@ -167,9 +208,39 @@ def test_a_calibration_is_printed_and_kept(tmp_path, capsys):
     assert main([*folders[:2], "--suite", "other", "--calibration", str(kept), "--quiet"]) == 0
 
 
+def test_several_runs_become_the_baseline_by_a_calibration(tmp_path, slow, capsys):
+    folders = [
+        str(write(made_up(f"run-{seed}", seed=seed, **NOISE), tmp_path / "reports")) for seed in range(1, 6)
+    ]
+    arguments = ["--suite", "own", "--fail-if", "tpot_s:+5%"]
+    assert main(["--calibrate", "--accept", *folders, *arguments]) == 0
+    assert "these 5 runs together are the baseline" in capsys.readouterr().out
+    assert main([slow, *arguments, "--json", "-"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["base"] == "run-1 and 4 more runs"
+    assert {(item["num_base_runs"], item["basis"]) for item in document["comparisons"]} == {
+        (5, "baseline runs")
+    }
+    assert main(["--accept", folders[0], "--suite", "own", "--quiet"]) == 0
+    assert main([folders[1], *arguments]) == 0
+    assert "# run-2 against run-1: same" in capsys.readouterr().out
+
+
+def test_a_calibration_of_another_machine_is_refused(base, new, tmp_path, capsys):
+    machine = {**ENVIRONMENT, "machine": {**MACHINE, "cpu": "another"}}
+    folders = [
+        str(write(made_up(f"other-{seed}", seed=seed, environment=machine), tmp_path / "reports"))
+        for seed in (1, 2, 3)
+    ]
+    assert main(["--calibrate", *folders, "--quiet"]) == 0
+    (kept,) = (tmp_path / "reports" / "baselines").glob("*/ci/calibration.json")
+    assert main([base, new, "--calibration", str(kept)]) == 2
+    assert "the calibration is of another machine" in capsys.readouterr().err
+
+
 def test_a_calibration_of_unlike_runs_is_not_kept(base, new, tmp_path, capsys):
     other = str(write(made_up("other", seed=3, workload={"seed": 7}), tmp_path / "reports"))
-    assert main(["--calibrate", base, new, other, "--fail-if", "tpot_s:+5%"]) == 0
+    assert main(["--calibrate", base, new, other, "--fail-if", "tpot_s:+5%"]) == 5
     out = capsys.readouterr().out
     assert "not kept: some of the runs cannot be compared" in out
     assert "seed differs" in out

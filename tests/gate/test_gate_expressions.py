@@ -25,6 +25,10 @@ def test_an_expression_is_read(text, quantity, change, below, above):
     assert (gate.quantity, gate.change, gate.below, gate.above) == (quantity, change, below, above)
 
 
+def test_an_expression_is_kept_without_its_spaces():
+    assert parse_gate(" speedup :\n-5 % ").text == "speedup:-5%"
+
+
 def test_the_minimum_effect_is_a_logarithm():
     assert parse_gate("speedup:-5%").minimum_effect == pytest.approx(-math.log(0.95))
     assert parse_gate("tpot_s:+5%").minimum_effect == pytest.approx(math.log(1.05))
@@ -46,6 +50,13 @@ def test_the_minimum_effect_is_a_logarithm():
         ("error_rate:+5%", "gated by a limit, not by a change: write error_rate:>0"),
         ("outputs_unchanged:-5%", "write outputs_unchanged:<1"),
         ("tpot_s:+1.2.3%", "is no number"),
+        ("spedup:-5%", "did you mean speedup?"),
+        ("agreement:<99", "agreement is a share, 0 to 1: write agreement:<0.99"),
+        ("agreement:<0", "this can never fail: write agreement:<1"),
+        ("error_rate:>1", "this can never fail"),
+        ("error_rate:>200%", "is a share"),
+        ("speedup:<0", "this can never fail"),
+        ("tpot_s:>0", "this fails always"),
     ],
 )
 def test_a_wrong_expression_names_the_fault_and_the_mend(text, words):
@@ -109,6 +120,11 @@ def test_a_wrong_gate_file_is_refused(text, words):
     with pytest.raises(UsageError) as caught:
         parse_gate_file(text, "gates.toml")
     assert words in str(caught.value)
+
+
+def test_a_mark_of_the_encoding_is_read_over(tmp_path):
+    (tmp_path / "gates.toml").write_text(FILE, encoding="utf-8-sig")
+    assert len(load_gate_file(tmp_path / "gates.toml").gates) == 3
 
 
 def test_a_gate_file_that_is_not_there_is_refused(tmp_path):

@@ -64,6 +64,17 @@ def test_moderation_comes_closer_to_the_truth():
     assert statistics.mean(errors["moderated"]) < 0.5 * statistics.mean(errors["own"])
 
 
+def test_two_gates_of_one_quantity_are_one_comparison():
+    def member(text: str, log_ratio: float, cell: str) -> Member:
+        change = Change(1.0, 1.0, log_ratio, "prompts", Spread(64, 0.01**2), 64, 3, 3)
+        return Member(parse_gate(text), change, cell)
+
+    one, other = member("acceptance_length:-1%", 0.001, "a"), member("acceptance_length:-1%", 0.002, "b")
+    alone = judge_family([one, other])
+    beside = judge_family([one, member("acceptance_length:-9%", 0.001, "a"), other])
+    assert [item.confidence for item in alone] == [beside[0].confidence, beside[2].confidence]
+
+
 def test_cells_of_one_quantity_are_moderated_together_and_no_others():
     def member(quantity: str, cell: str, variance: float, basis="prompts and repeats") -> Member:
         change = Change(1.0, 1.0, 0.0, basis, Spread(64, 1e-6, spread(variance)), 64, 3, 3)

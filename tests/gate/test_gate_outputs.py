@@ -203,6 +203,15 @@ def test_nothing_compared_is_an_error_in_every_format():
     assert ElementTree.fromstring(render_junit(empty)).get("tests") == "0"
 
 
+def test_gates_that_cannot_be_compared_for_one_reason_share_a_line():
+    report = every_verdict()
+    refused = [item for item in report.comparisons if item.verdict == "incomparable"]
+    twice = replace(report, comparisons=(*refused, replace(refused[0], gate=parse_gate("speedup:-5%"))))
+    page = render_gate(twice)
+    assert page.count("- **incomparable**: ") == 1
+    assert "- **incomparable**: `tpot_s:+5%`, `speedup:-5%`, dflash B=8 on own" in page
+
+
 def test_names_from_elsewhere_break_no_table():
     page = render_gate(every_verdict())
     rows = [line for line in page.splitlines() if line.startswith("| ")]

@@ -112,9 +112,9 @@ def as_started(config: BenchmarkConfig, arm: Arm) -> Arm:
 
 
 def target_as_named(config: BenchmarkConfig, target: str) -> str:
-    """The target by its name, where a server tells the folder that it was handed for one."""
-    is_shipped = config.model == quickstart.QUICKSTART and target == _models(config)[0]
-    return quickstart.TARGET_NAME if is_shipped else target
+    """The quickstart target by its name, where a server tells the folder that it was handed for it."""
+    is_folder = config.model == quickstart.QUICKSTART and Path(target).name == quickstart.TARGET_NAME
+    return quickstart.TARGET_NAME if is_folder else target
 
 
 def planned_as_started(config: BenchmarkConfig, arm: Arm) -> Arm:

@@ -28,7 +28,7 @@ from dflash.config import BenchmarkConfig
 from dflash.errors import EXIT_UNAVAILABLE, UnavailableError, UsageError
 from dflash.execution import Outcome, backend_settings
 from dflash.load import Load
-from dflash.quickstart import DRAFT_FOLDER, DRAFT_NAME, QUICKSTART
+from dflash.quickstart import DRAFT_FOLDER, DRAFT_NAME, QUICKSTART, TARGET_NAME
 from dflash.results.records import Arm, RequestRecord
 from dflash.results.store import Run
 from dflash.results.summary import summarise_run
@@ -573,6 +573,13 @@ class TestServe:
         assert dflash.serving.as_started(config, Arm("dflash", 4, draft=told)).draft == DRAFT_NAME
         assert dflash.serving.as_started(config, Arm("ngram", 4, draft=told)).draft == told
         assert dflash.serving.as_started(config, Arm("baseline")).draft is None
+
+    def test_the_quickstart_target_has_its_name_and_not_its_folder(self) -> None:
+        config = BenchmarkConfig(backend="sglang", serve=True, model=QUICKSTART)
+        assert dflash.serving.target_as_named(config, f"/cache/{TARGET_NAME}") == TARGET_NAME
+        assert dflash.serving.target_as_named(config, "other/model") == "other/model"
+        config = replace(config, model=f"/cache/{TARGET_NAME}")
+        assert dflash.serving.target_as_named(config, f"/cache/{TARGET_NAME}") == f"/cache/{TARGET_NAME}"
 
     def test_nothing_is_left_where_nothing_was_measured(self, tmp_path: Path, launched: list[str]) -> None:
         self.failing = ("baseline", "dflash")

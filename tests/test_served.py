@@ -578,7 +578,7 @@ class TestServe:
         config = BenchmarkConfig(backend="sglang", serve=True, model=QUICKSTART)
         assert dflash.serving.target_as_named(config, f"/cache/{TARGET_NAME}") == TARGET_NAME
         assert dflash.serving.target_as_named(config, "other/model") == "other/model"
-        config = replace(config, model=f"/cache/{TARGET_NAME}")
+        config = replace(config, model=f"/cache/{TARGET_NAME}", draft_model=DRAFT_NAME)
         assert dflash.serving.target_as_named(config, f"/cache/{TARGET_NAME}") == f"/cache/{TARGET_NAME}"
 
     def test_nothing_is_left_where_nothing_was_measured(self, tmp_path: Path, launched: list[str]) -> None:

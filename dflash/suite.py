@@ -11,6 +11,8 @@ concurrency = [1, 8, 32]
 [[override]]                         # of the cells that `where` names
 where = { dataset = "humaneval", concurrency = 32 }
 set = { max-new-tokens = 512 }       # or: drop = true
+[gate]                               # for `python -m dflash.compare --gates FILE`; not read here
+fail-if = ["speedup:-5%"]
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from dflash.errors import UsageError
 
 SUITES_FOLDER = Path(__file__).parent / "suites"
 WHERE = ("dataset", "concurrency")  # what a cell is named by
-_TABLES = ("about", "include", "settings", "grid", "override")
+_TABLES = ("about", "include", "settings", "grid", "override", "gate")
 _FILES = ("script", "dataset-file", "datasets-cache")  # of a suite: beside it
 
 Settings = Mapping[str, Any]  # by the name of the flag without its dashes

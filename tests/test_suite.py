@@ -25,6 +25,7 @@ num-prompts = 64
 """
 SWEEP = """
 about = "one sentence"
+gate.fail-if = ["speedup:-5%"]
 include = "base.toml"
 [settings]
 num-prompts = 32

@@ -126,15 +126,17 @@ def _of_pairs(
 
 
 def _pooled_output_tok_s(side: Side) -> Pooled:
-    """In process, where arms take turns; on servers requests overlap, and no prompt has a share of the busy time."""
-    if side.facts.cell is not None and side.facts.cell.on_server:
-        return Pooled({}, ratio)
-    return pool_columns(side.records, output_columns, ratio)
+    """In process, where arms take turns; where requests overlap, no prompt has a share of the busy time."""
+    if side.facts.cell is not None and side.facts.cell.is_one_at_a_time:
+        return pool_columns(side.records, output_columns, ratio)
+    return Pooled({}, ratio)
 
 
 def _output_tok_s(side: Side) -> float | None:
-    on_server = side.facts.cell is not None and side.facts.cell.on_server
-    return metrics.output_tok_s(side.records, metrics.busy_time_s(side.records) if on_server else None)
+    if side.facts.cell is not None and side.facts.cell.is_one_at_a_time:
+        return metrics.output_tok_s(side.records)
+    busy_s = metrics.busy_time_s(side.records)
+    return None if busy_s is None else metrics.output_tok_s(side.records, busy_s)
 
 
 def _goodput_req_s(side: Side) -> float | None:

@@ -46,7 +46,7 @@ def pooled_metrics(
     pooled["acceptance_length_untrimmed"] = acceptance_metrics.pooled_acceptance_length_untrimmed(records)
     if pairing is not None and not pairing.is_refused:
         pooled["e2el_speedup"] = paired_metrics.pooled_e2el_speedup(pairing)
-        if _is_one_at_a_time(cell):
+        if cell.is_one_at_a_time:
             pooled["throughput_speedup"] = paired_metrics.pooled_throughput_speedup(baseline, records)
     return pooled
 
@@ -199,15 +199,9 @@ PAIRED_METRICS = (
 )
 
 
-def _is_one_at_a_time(cell: Cell) -> bool:
-    """In process requests run one at a time: then the sum of E2EL is the busy time."""
-    workload = cell.workload
-    return not cell.on_server and workload.concurrency == 1 and workload.request_rate is None
-
-
 def _busy_s(cell: Cell, records: Sequence[RequestRecord]) -> float | None:
     """None where requests run one at a time."""
-    return None if _is_one_at_a_time(cell) else metrics.busy_time_s(records)
+    return None if cell.is_one_at_a_time else metrics.busy_time_s(records)
 
 
 def _throughput_speedup(

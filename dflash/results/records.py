@@ -232,6 +232,12 @@ class Cell:
     is_timed: bool = True  # False: processes shared a device, so no time of its requests was kept
 
     @property
+    def is_one_at_a_time(self) -> bool:
+        """Whether its requests never overlap, so that the sum of E2EL is the busy time: in process."""
+        workload = self.workload
+        return not self.on_server and workload.concurrency == 1 and workload.request_rate is None
+
+    @property
     def is_retired(self) -> bool:
         """Whether another cell has taken its place: it is paired and averaged with nothing."""
         return self.status == "retired"

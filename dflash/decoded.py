@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from dflash.acceptance import histogram
-from dflash.errors import UsageError
+from dflash.errors import RequestError, UsageError
 
 Clock = Callable[[], int]
 OnTokens = Callable[[tuple[int, ...]], None]
@@ -115,6 +115,25 @@ class Progress:
             draft_ns=parts_ns[0],
             verify_ns=parts_ns[1],
         )
+
+
+def checked_prompt(prompt_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """The prompt's ids, each of which the target has an embedding for: MLX would read memory that is another's.
+
+    Raises:
+        RequestError: there is none, or one is outside the vocabulary.
+    """
+    ids = tuple(int(token_id) for token_id in prompt_ids)
+    if not ids:
+        raise RequestError("empty_prompt", "the prompt has no token", "give a prompt")
+    outside = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+    if outside:
+        raise RequestError(
+            "unknown_token",
+            f"the prompt holds token id {outside[0]}, and the target's vocabulary is 0 to {vocab_size - 1}",
+            "use the target's own tokenizer",
+        )
+    return ids
 
 
 def checked_limit(max_new_tokens: int) -> int:

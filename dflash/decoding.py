@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dflash.acceptance import SamplingRule, cut_output, deliver
-from dflash.decoded import Clock, Decoded, OnTokens, Progress, checked_limit
+from dflash.decoded import Clock, Decoded, OnTokens, Progress, checked_limit, checked_prompt
 from dflash.draft_config import check_block_size, check_target
-from dflash.errors import RequestError, UsageError
+from dflash.errors import UsageError
 from dflash.sampling import TokenPicker
 from dflash.step_timer import StepTimer, synchronise
 from dflash.target import FeatureTap, Target
@@ -64,7 +64,7 @@ def dflash_generate(
     Raises:
         DraftError: the draft does not fit the target, or the block is larger than trained.
         UsageError: contradictory sampling, or a limit below 1.
-        RequestError: empty prompt.
+        RequestError: empty prompt, or token ids that the target does not know.
     """
     seen = _as_target(target)
     block_size = draft.block_size if block_size is None else block_size
@@ -72,7 +72,7 @@ def dflash_generate(
     check_target(
         draft.config, hidden_size=seen.hidden_size, vocab_size=seen.vocab_size, num_layers=len(seen.layers)
     )
-    prompt_ids = _prompt_ids(input_ids)
+    prompt_ids = _prompt_ids(input_ids, seen.vocab_size)
     rule = SamplingRule(temperature, top_p, top_k)
     picker = TokenPicker(rule, seed, checked_limit(max_new_tokens) + block_size, seen.device)
     stops = frozenset(stop_token_ids or ())
@@ -111,7 +111,7 @@ def plain_generate(
     Arguments, returns and errors are those of `dflash_generate`.
     """
     seen = _as_target(target)
-    prompt_ids = _prompt_ids(input_ids)
+    prompt_ids = _prompt_ids(input_ids, seen.vocab_size)
     rule = SamplingRule(temperature, top_p, top_k)
     picker = TokenPicker(rule, seed, checked_limit(max_new_tokens), seen.device)
     decoded = _decode_tokens(
@@ -210,16 +210,14 @@ def _as_target(target: Any) -> Target:
     return target if isinstance(target, Target) else Target(target)
 
 
-def _prompt_ids(input_ids: torch.Tensor | Sequence[int]) -> tuple[int, ...]:
+def _prompt_ids(input_ids: torch.Tensor | Sequence[int], vocab_size: int) -> tuple[int, ...]:
     if isinstance(input_ids, torch.Tensor):
         if input_ids.dim() == 2 and input_ids.shape[0] != 1:
             raise UsageError(
                 f"input_ids has {input_ids.shape[0]} rows", "the loops decode one prompt at a time"
             )
         input_ids = input_ids.flatten().tolist()
-    if not input_ids:
-        raise RequestError("empty_prompt", "the prompt has no token", "give a prompt")
-    return tuple(int(token_id) for token_id in input_ids)
+    return checked_prompt(input_ids, vocab_size)
 
 
 def _all_ids(decoded: Decoded, target: Target) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def load_target(
         model, _ = load_model(
             folder, model_config=rope_repair(config), lazy=True, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+    except Exception as error:  # what a wrong config makes of a model is up to the model
         raise ModelError(f"the target in {folder} cannot be loaded ({first_line(error)})", mend) from error
     check_rope(model, config)
     if dtype is not None:
@@ -60,8 +60,8 @@ def stop_ids_of(config: Mapping[str, Any]) -> frozenset[int]:
 def rope_repair(config: Mapping[str, Any]) -> dict[str, Any]:
     """What to set in a target's config so that every model of mlx-lm finds the rope that it says."""
     text = _text_config(config)
-    rope = text.get("rope_parameters")
-    if not isinstance(rope, Mapping) or _is_by_layer_type(rope):
+    rope = _rope_parameters(text)
+    if _is_by_layer_type(rope):
         return {}
     found = {key: rope.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     if (rope.get("rope_type") or rope.get("type") or "default") != "default":
@@ -78,13 +78,19 @@ def check_rope(model: Any, config: Mapping[str, Any]) -> None:
     Raises:
         ModelError: the config names no theta, or the model has another.
     """
+    text = _text_config(config)
+    said = _thetas(text)
     modules = [module for _, module in model.named_modules()]
     used = {float(module.base) for module in modules if isinstance(module, nn.RoPE)}
     thetas = [getattr(getattr(module, "args", None), "rope_theta", None) for module in modules]
     used |= {float(theta) for theta in thetas if theta is not None}
+    if _is_hidden_by_layer_type(text) and not _reads_rope_parameters(modules):
+        raise ModelError(
+            f"mlx-lm does not read the rope_parameters of {config.get('model_type')}, which differ between its layers",
+            "write them at the top of its config.json as mlx-lm reads them, and leave rope_parameters out",
+        )
     if not used:
         return
-    said = _thetas(_text_config(config))
     if not said:
         raise ModelError(
             "the target's config.json names no rope_theta", "add the rope_theta that it was trained with"
@@ -102,15 +108,41 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return text if isinstance(text, Mapping) else config
 
 
+def _rope_parameters(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    rope = text.get("rope_parameters")
+    return rope if isinstance(rope, Mapping) else {}
+
+
 def _is_by_layer_type(rope: Mapping[str, Any]) -> bool:
     return bool(rope) and all(isinstance(value, Mapping) for value in rope.values())
 
 
+def _is_hidden_by_layer_type(text: Mapping[str, Any]) -> bool:
+    """Whether the rope of a config stands under the types of layers, and not at the top as well."""
+    rope = _rope_parameters(text)
+    if not _is_by_layer_type(rope):
+        return False
+    is_scaled = any((each.get("rope_type") or "default") != "default" for each in rope.values())
+    return text.get("rope_theta") is None or (is_scaled and text.get("rope_scaling") is None)
+
+
+def _reads_rope_parameters(modules: Sequence[Any]) -> bool:
+    settings = [getattr(module, name, None) for module in modules for name in ("args", "config")]
+    return any(hasattr(each, "rope_parameters") for each in settings)
+
+
 def _thetas(text: Mapping[str, Any]) -> set[float]:
-    rope = text.get("rope_parameters") or {}
+    rope = _rope_parameters(text)
     holders = [text, *(rope.values() if _is_by_layer_type(rope) else [rope])]
     names = ("rope_theta", "rope_local_base_freq")
-    return {float(holder[name]) for holder in holders for name in names if holder.get(name) is not None}
+    found = [holder[name] for holder in holders for name in names if holder.get(name) is not None]
+    for theta in found:
+        if isinstance(theta, bool) or not isinstance(theta, (int, float)):
+            raise ModelError(
+                f"rope_theta of the target's config.json is {theta!r}, not a number",
+                "use an unedited checkpoint",
+            )
+    return {float(theta) for theta in found}
 
 
 def load_draft_model(
@@ -164,21 +196,33 @@ def read_quantised_config(folder: Path) -> tuple[DraftConfig, Mapping[str, Any] 
     """
     content = read_config_json(folder)
     quantisation = content.pop("quantization", None)
-    if quantisation is not None and content.get("quantization_config") in (None, quantisation):
-        content.pop("quantization_config", None)  # mlx-lm writes the same under both names
+    if quantisation is not None:
+        if content.get("quantization_config") in (None, quantisation):
+            content.pop("quantization_config", None)  # mlx-lm writes the same under both names
+        _check_quantisation(quantisation)
     return parse_draft_config(content), quantisation
 
 
-def _make_quantised(draft: Any, quantisation: Any, weights: Mapping[str, mx.array]) -> None:
+def _check_quantisation(quantisation: Any) -> None:
+    values = quantisation if isinstance(quantisation, Mapping) else {}
+    for name in ("group_size", "bits"):
+        if type(values.get(name)) is not int or values[name] < 1:
+            raise DraftError(
+                f"quantization in the draft's config.json names no {name}", "use an unedited checkpoint"
+            )
+
+
+def _make_quantised(draft: Any, quantisation: Mapping[str, Any], weights: Mapping[str, mx.array]) -> None:
     """Put quantised layers where the checkpoint has them.
 
     Raises:
-        DraftError: the group size does not divide a layer, or it is none that MLX knows.
+        DraftError: the group size does not divide a layer, or it is none that MLX knows; no layer is quantised.
     """
-    group_size = quantisation.get("group_size") if isinstance(quantisation, Mapping) else None
-    if not isinstance(group_size, int) or group_size < 1:
+    group_size = quantisation["group_size"]
+    if not any(name.endswith(".scales") for name in weights):
         raise DraftError(
-            "quantization in the draft's config.json names no group_size", "use an unedited checkpoint"
+            "the draft's config.json says that it is quantised, and no weight is",
+            "use an unedited checkpoint",
         )
 
     def is_quantised(path: str, module: Any) -> bool:
@@ -196,7 +240,7 @@ def _make_quantised(draft: Any, quantisation: Any, weights: Mapping[str, mx.arra
         nn.quantize(
             draft,
             group_size=group_size,
-            bits=quantisation.get("bits"),
+            bits=quantisation["bits"],
             mode=quantisation.get("mode", "affine"),
             class_predicate=is_quantised,
         )

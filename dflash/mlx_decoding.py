@@ -14,9 +14,8 @@ from typing import Any
 import mlx.core as mx
 
 from dflash.acceptance import SamplingRule, cut_output, deliver
-from dflash.decoded import Clock, Decoded, OnTokens, Progress, checked_limit
+from dflash.decoded import Clock, Decoded, OnTokens, Progress, checked_limit, checked_prompt
 from dflash.draft_config import check_block_size, check_target
-from dflash.errors import RequestError
 from dflash.mlx_cache import TargetCache
 from dflash.mlx_draft import DFlashDraftModel
 from dflash.mlx_sampling import TokenPicker
@@ -70,12 +69,10 @@ def decode_steps(
     Raises:
         DraftError: the draft does not fit the target, or the block is larger than trained.
         UsageError: contradictory sampling, or a limit below 1.
-        RequestError: empty prompt.
+        RequestError: empty prompt, or token ids that the target does not know.
     """
     seen = target if isinstance(target, MLXTarget) else MLXTarget(target)
-    ids = tuple(int(token_id) for token_id in prompt_ids)
-    if not ids:
-        raise RequestError("empty_prompt", "the prompt has no token", "give a prompt")
+    ids = checked_prompt(prompt_ids, seen.vocab_size)
     rule, limit = SamplingRule(temperature, top_p, top_k), checked_limit(max_new_tokens)
     progress = progress or Progress(time.perf_counter_ns)
     request = _Request(seen, ids, limit, frozenset(stop_token_ids or ()), progress)
@@ -144,7 +141,7 @@ def _token_steps(request: _Request, picker: TokenPicker) -> Steps:
     mx.synchronize()
     progress.start()
     cache = target.new_cache()
-    token = picker.pick(_prefill(request, cache, ())[0], 0)
+    token = picker.pick(prefill(target, request.prompt_ids, cache)[0], 0)
     mx.async_eval(token)
     for position in range(1, request.max_new_tokens + 1):
         coming = None
@@ -172,7 +169,7 @@ def _block_steps(request: _Request, draft: DFlashDraftModel, block_size: int, pi
     cache = target.new_cache()
     # The last block may reach B-1 positions past the limit; what lies there is cut.
     draft_cache = draft.new_cache(len(request.prompt_ids) + request.max_new_tokens + block_size)
-    logits, features = _prefill(request, cache, layer_ids)
+    logits, features = prefill(target, request.prompt_ids, cache, layer_ids)
     anchor = picker.pick(logits, 0)  # [1]
     step = request.first_step(anchor)
     parts = _StepParts()
@@ -227,13 +224,15 @@ class _StepParts:
         return (self._draft_ns, self._verify_ns) if self._is_known else (None, None)
 
 
-def _prefill(request: _Request, cache: TargetCache, layer_ids: Sequence[int]) -> tuple[mx.array, Any]:
-    """Logits `[1, vocabulary]` of the first output token, and the features of the prompt `[1, n, …]`.
+def prefill(
+    target: MLXTarget, prompt_ids: Sequence[int], cache: TargetCache, layer_ids: Sequence[int] = ()
+) -> tuple[mx.array, Any]:
+    """Logits `[1, vocabulary]` of the token after a prompt, and the features of the prompt `[1, n, …]`.
 
     The last token goes alone: of the others no logits are computed, for nothing asks for them.
     """
-    target, num_prompt = request.target, len(request.prompt_ids)
-    prompt = mx.array(request.prompt_ids, dtype=mx.int32)
+    num_prompt = len(prompt_ids)
+    prompt = mx.array(prompt_ids, dtype=mx.int32)
     features = []
     for start in range(0, num_prompt - 1, PREFILL_STEP):
         end = min(start + PREFILL_STEP, num_prompt - 1)

@@ -20,6 +20,7 @@ import mlx.core as mx
 
 from dflash.decoded import Progress
 from dflash.draft_checkpoint import find_checkpoint
+from dflash.errors import ModelError, first_line
 from dflash.mlx_checkpoint import TARGET_PATTERNS, load_draft_model, load_target, stop_ids_of
 from dflash.mlx_decoding import decode, decode_steps
 from dflash.mlx_draft import DFlashDraftModel
@@ -62,7 +63,12 @@ def load(path: str | Path, *, dtype: mx.Dtype | None = None, revision: str | Non
 
     folder = find_checkpoint(path, revision, what="target", patterns=TARGET_PATTERNS)
     model, config = load_target(folder, dtype=dtype)
-    return model, load_tokenizer(folder, eos_token_ids=stop_ids_of(config))
+    try:
+        return model, load_tokenizer(folder, eos_token_ids=stop_ids_of(config))
+    except Exception as error:  # damaged files raise from several trees
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be loaded ({first_line(error)})", "fetch the target again"
+        ) from error
 
 
 def load_draft(
@@ -106,7 +112,7 @@ def stream_generate(
     Raises:
         DraftError: the draft does not fit the target, or the block is larger than trained.
         UsageError: contradictory sampling, or a limit below 1.
-        RequestError: empty prompt.
+        RequestError: empty prompt, or token ids that the target does not know.
     """
     ids = _prompt_ids(tokenizer, prompt)
     progress = Progress(time.perf_counter_ns)

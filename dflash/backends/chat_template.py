@@ -47,7 +47,7 @@ def load_tokenizer(location: str, *, trust_remote_code: bool = False) -> Any:
     unreachable = find_unreachable_hub(location)
     try:
         with quiet_hub():
-            return AutoTokenizer.from_pretrained(
+            tokenizer = AutoTokenizer.from_pretrained(
                 location, trust_remote_code=trust_remote_code, **local_files_only_if_unreachable(location)
             )
     except Exception as error:  # not found, refused, damaged …: it raises from several trees, and plain ones
@@ -58,6 +58,9 @@ def load_tokenizer(location: str, *, trust_remote_code: bool = False) -> Any:
         # What is at hand and damaged is no fault of the hub: those errors are of other kinds.
         reason = unreachable if unreachable and isinstance(error, OSError) else _first_line(error)
         raise ModelError(f"the tokenizer of {location!r} cannot be loaded ({reason})", mend) from error
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # made from the config alone
+        raise ModelError(f"the tokenizer of {location!r} knows no word: its files are not there", mend)
+    return tokenizer
 
 
 def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -44,7 +44,7 @@ from dflash.mlx_checkpoint import (
     read_quantised_config,
     stop_ids_of,
 )
-from dflash.mlx_decoding import decode
+from dflash.mlx_decoding import decode, prefill
 from dflash.mlx_draft import DFlashDraftModel
 from dflash.mlx_target import MLXTarget
 from dflash.results.records import Arm
@@ -222,8 +222,8 @@ class MLXBackend:
     async def logit_gap(self, request: GenerationRequest, prefix_ids: Sequence[int]) -> float | None:
         target = self._opened()
         ids = (*render_prompt(self._tokenizer, request.messages, request.reasoning), *prefix_ids)
-        logits = target.forward(mx.array(ids), target.new_cache()).logits[-1].astype(mx.float32)
-        best = mx.sort(logits)[-2:].tolist()
+        logits, _ = prefill(target, ids, target.new_cache())
+        best = mx.sort(logits[0].astype(mx.float32))[-2:].tolist()
         return float(best[1] - best[0])
 
     def closing_notes(self) -> tuple[str, ...]:
@@ -246,4 +246,7 @@ class MLXBackend:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or "malloc" in first_line(error)
+    """Also where Metal says it of a command that it was given; some releases of MLX end the process then."""
+    return isinstance(error, MemoryError) or any(
+        words in first_line(error) for words in ("malloc", "Insufficient Memory")
+    )

@@ -256,17 +256,30 @@ def test_where_the_hub_is_not_there_what_is_at_hand_is_used(
 ) -> None:
     seen: list[tuple[str, object]] = []
 
-    def from_pretrained(location: str, **options: object) -> str:
+    class Tokenizer:
+        all_special_ids = (0, 1)
+
+        def __init__(self, length: int) -> None:
+            self._length = length
+
+        def __len__(self) -> int:
+            return self._length
+
+    known = Tokenizer(9)
+
+    def from_pretrained(location: str, **options: object) -> Tokenizer:
         seen.append((location, options.get("local_files_only", False)))
         if location == "someone/damaged":
             raise ValueError("not a tokenizer")
-        return "a tokenizer"
+        return Tokenizer(2) if location == "someone/without" else known
 
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", from_pretrained)
-    assert load_tokenizer("someone/model") == "a tokenizer"
-    assert load_tokenizer(str(tmp_path)) == "a tokenizer"
+    assert load_tokenizer("someone/model") is known
+    assert load_tokenizer(str(tmp_path)) is known
     with pytest.raises(ModelError, match=r"cannot be loaded \(not a tokenizer\)"):
         load_tokenizer("someone/damaged")
+    with pytest.raises(ModelError, match="knows no word: its files are not there"):
+        load_tokenizer("someone/without")
     monkeypatch.setattr(reachability, "_unreachable", {unreachable_hub: None})
     load_tokenizer("someone/model")
     monkeypatch.setattr(reachability, "find_unreachable", lambda url: pytest.fail("asked"))
@@ -276,6 +289,7 @@ def test_where_the_hub_is_not_there_what_is_at_hand_is_used(
         ("someone/model", True),
         (str(tmp_path), False),
         ("someone/damaged", True),
+        ("someone/without", True),
         ("someone/model", False),
         ("someone/model", False),
     ]

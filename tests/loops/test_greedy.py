@@ -214,6 +214,8 @@ def test_every_moment_is_stamped_once(case: SimpleNamespace) -> None:
 
 def test_what_cannot_be_decoded_is_refused(case: SimpleNamespace) -> None:
     draft = tiny_draft()
+    with pytest.raises(RequestError, match="holds token id 64, and the target's vocabulary is 0 to 63"):
+        dflash_generate(tiny_draft(), tiny_target("qwen3"), [5, VOCABULARY], 5, None)
     with pytest.raises(RequestError, match="no token"):
         dflash_generate(draft, case.model, [], 5, None)
     with pytest.raises(RequestError, match="no token"):

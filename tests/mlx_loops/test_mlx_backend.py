@@ -83,20 +83,40 @@ def test_both_arms_say_what_the_transformers_backend_says(any_pair: SimpleNamesp
     assert description.arms == wanted.arms
     assert (description.dtype, description.target_revision) == ("float32", wanted.target_revision)
     assert description.weights_bytes == wanted.weights_bytes
-    for sampling in (Sampling(), Sampling(0.8, top_p=0.9, top_k=20)):
-        for prompt in PROMPTS[:2]:
-            for arm in description.arms:
-                mine = ask(backend, arm, prompt, sampling=sampling, seed=3)
-                theirs = ask(other, arm, prompt, sampling=sampling, seed=3)
-                assert mine.prompt_ids == theirs.prompt_ids  # rule 4
-                assert (mine.output_ids, mine.text) == (theirs.output_ids, theirs.text)
-                assert mine.step_num_accepted == theirs.step_num_accepted
-                assert mine.acceptance_histogram == theirs.acceptance_histogram
-                assert mine.finish_reason == theirs.finish_reason
+    for sampling, prompt in ((Sampling(), PROMPTS[0]), (Sampling(0.8, top_p=0.9, top_k=20), PROMPTS[1])):
+        for arm in description.arms:
+            mine = ask(backend, arm, prompt, sampling=sampling, seed=3)
+            theirs = ask(other, arm, prompt, sampling=sampling, seed=3)
+            assert mine.prompt_ids == theirs.prompt_ids  # rule 4
+            assert (mine.output_ids, mine.text) == (theirs.output_ids, theirs.text)
+            assert mine.step_num_accepted == theirs.step_num_accepted
+            assert mine.acceptance_histogram == theirs.acceptance_histogram
+            assert mine.finish_reason == theirs.finish_reason
     assert asyncio.run(backend.logit_gap(_request(PROMPTS[0]), (7, 9))) == pytest.approx(
         asyncio.run(other.logit_gap(_request(PROMPTS[0]), (7, 9))), abs=1e-4
     )
     asyncio.run(backend.aclose())
+
+
+def test_a_logit_gap_computes_the_logits_of_one_position(
+    pair: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a long prompt would need more memory than its decoding did."""
+    backend, _ = opened(pair, ARMS[:1])
+    target = backend._target
+    assert target is not None
+    forward, given = target.forward, []
+
+    def watched(token_ids: mx.array, *more: Any, **options: Any) -> Any:
+        given.append(token_ids.shape[0])
+        return forward(token_ids, *more, **options)
+
+    monkeypatch.setattr(target, "forward", watched)
+    gap = asyncio.run(backend.logit_gap(_request(PROMPTS[0]), (7, 9)))
+    assert gap is not None
+    assert gap > 0
+    assert given[-1] == 1
+    assert len(given) == 2
 
 
 def _request(prompt: str) -> GenerationRequest:
@@ -142,13 +162,20 @@ def test_what_a_request_gives(pair: SimpleNamespace) -> None:
         ask(backend, description.arms[0], PROMPTS[0], max_new_tokens=512)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[malloc] Unable to allocate 99 bytes.",
+        "[METAL] Command buffer execution failed: Insufficient Memory (00000008:kIOGPU)",
+    ],
+)
 def test_memory_that_is_not_there_fails_the_request_only(
-    pair: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    pair: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     backend, _ = opened(pair, ARMS[:1])
 
     def fail(*given: Any, **options: Any) -> Any:
-        raise RuntimeError("[malloc] Unable to allocate 99 bytes.")
+        raise RuntimeError(message)
 
     with monkeypatch.context() as patched:
         patched.setattr(backend_module, "decode", fail)
@@ -225,6 +252,9 @@ def test_bad_input_is_one_clear_line(pair: SimpleNamespace, tmp_path: Path) -> N
             opened(pair, device=device)
     with pytest.raises(UsageError, match="attn-implementation"):
         opened(pair, attn_implementation="eager")
+    silent = tmp_path / "silent"
+    shutil.copytree(pair.target, silent, ignore=shutil.ignore_patterns("tokenizer*"))
+    refused(ModelError, "the tokenizer of .* knows no word", target=silent)
     backend, _ = opened(pair, ARMS[:1])
     with pytest.raises(UsageError, match="needs a draft"):
         ask(backend, ARMS[1], PROMPTS[0])

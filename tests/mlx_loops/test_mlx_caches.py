@@ -77,7 +77,7 @@ def test_draft_and_target_caches_hold_the_committed_context(
         draft = OracleDraft(case.model, case.prompt, case.reference, [1, 0, block_size - 1])
     lengths = watch(draft, monkeypatch)
     num_prompt = len(case.prompt)
-    decoded = decode(target, draft, case.prompt, 18, None, block_size=block_size)
+    decoded = decode(target, draft, case.prompt, 12, None, block_size=block_size)
     assert lengths == [committed_lengths(decoded)]
     assert target.length_before == [0, num_prompt - 1, *committed_lengths(decoded)]
     assert target.num_given == [num_prompt - 1, 1] + [block_size] * decoded.num_decode_steps

@@ -89,7 +89,7 @@ def test_the_loop_hands_over_features_of_committed_tokens_only(
         return call(self, block, features, cache)
 
     monkeypatch.setattr(DFlashDraftModel, "__call__", watched)
-    decode(case.model, tiny_draft(), case.prompt, 20, None, block_size=5)
+    decode(case.model, tiny_draft(), case.prompt, 12, None, block_size=5)
     features = np.concatenate(given, axis=1)  # [1, committed, 2 * hidden]
     ids = [*case.prompt, *case.reference][: features.shape[1]]
     target = MLXTarget(case.model)
@@ -157,10 +157,9 @@ def test_a_second_draft_reads_its_own_layers(case: SimpleNamespace) -> None:
     """Fault U15: with the first draft's layers still read, the second would accept other tokens."""
     others = {"dflash_config": {"mask_token_id": 63, "target_layer_ids": [1, 0]}}
     for changes in ({}, others, {}):
-        alone = decode(
-            tiny_target(case.kind, case.seed), tiny_draft(**changes), case.prompt, 14, None, block_size=5
-        )
-        together = decode(case.model, tiny_draft(**changes), case.prompt, 14, None, block_size=5)
+        fresh = tiny_target(case.kind, case.seed)
+        alone = decode(fresh, tiny_draft(**changes), case.prompt, 8, None, block_size=5)
+        together = decode(case.model, tiny_draft(**changes), case.prompt, 8, None, block_size=5)
         assert together.output_ids == alone.output_ids
         assert together.step_num_accepted == alone.step_num_accepted
 
@@ -174,11 +173,11 @@ def test_generators_that_live_at_once_do_not_disturb_each_other(case: SimpleName
         (None, case.prompt[1:], 2),
     ]
     alone = [
-        decode(case.model, draft, prompt, 12, None, block_size=block_size)
+        decode(case.model, draft, prompt, 8, None, block_size=block_size)
         for draft, prompt, block_size in requests
     ]
     waiting = {
-        number: decode_steps(case.model, draft, prompt, 12, None, block_size=block_size)
+        number: decode_steps(case.model, draft, prompt, 8, None, block_size=block_size)
         for number, (draft, prompt, block_size) in enumerate(requests)
     }
     ended = {}

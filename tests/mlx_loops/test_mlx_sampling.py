@@ -170,9 +170,9 @@ def test_one_seed_gives_the_same_tokens_in_both_arms(
 ) -> None:
     outputs = []
     for seed in range(2):
-        plain = decode(case.model, None, case.prompt, 16, None, 0.7, seed=seed, **rule)
+        plain = decode(case.model, None, case.prompt, 10, None, 0.7, seed=seed, **rule)
         decoded = decode(
-            case.model, tiny_draft(), case.prompt, 16, None, 0.7, seed=seed, block_size=block_size, **rule
+            case.model, tiny_draft(), case.prompt, 10, None, 0.7, seed=seed, block_size=block_size, **rule
         )
         assert decoded.output_ids == plain.output_ids
         outputs.append(decoded.output_ids)

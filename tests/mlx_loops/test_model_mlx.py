@@ -174,6 +174,44 @@ def test_a_rope_that_is_not_said_or_not_used_is_refused(pair: SimpleNamespace, t
         check_rope(model, {**config, "rope_theta": 5e5, "rope_parameters": {"rope_theta": 5e5}})
 
 
+def test_a_rope_that_no_number_says_is_refused(pair: SimpleNamespace, tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": "ten thousand"}
+    for number, changes in enumerate(
+        ({"rope_parameters": rope}, {"rope_parameters": [1], "rope_theta": "x"})
+    ):
+        with pytest.raises(ModelError, match=r"not a number|cannot be loaded"):
+            load_target(with_config(pair.target, tmp_path / str(number), **changes))
+
+
+def test_ropes_that_differ_between_layers_are_read_by_the_model_or_refused() -> None:
+    """mlx-lm's Gemma 3 looks at the top alone: the thetas would be right by chance, and the scaling lost."""
+    from mlx_lm.models import gemma3_text
+
+    _, content = tiny_args("qwen3")
+    sliding = {"rope_type": "default", "rope_theta": 1e4}
+    scaled = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    by_type = {
+        "rope_parameters": {"sliding_attention": sliding, "full_attention": scaled},
+        "model_type": "gemma3_text",
+    }
+    shape = {key: value for key, value in content.items() if key != "rope_theta"}
+    model = gemma3_text.Model(gemma3_text.ModelArgs.from_dict({**shape, "model_type": "gemma3_text"}))
+    with pytest.raises(ModelError, match="does not read the rope_parameters of gemma3_text, which differ"):
+        check_rope(model, by_type)
+    at_the_top = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": scaled}
+    check_rope(model, {**by_type, **at_the_top})
+    check_rope(tiny_target("gemma4"), {**by_type, "model_type": "gemma4_text"})  # which reads them
+
+
+def test_a_target_that_is_quantised_in_another_way_is_refused(pair: SimpleNamespace, tmp_path: Path) -> None:
+    other = with_config(
+        pair.target, tmp_path / "target", quantization_config={"quant_method": "gptq", "bits": 4}
+    )
+    with pytest.raises(ModelError, match=r"the target in .* cannot be loaded") as caught:
+        load_target(other)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_is_repaired_stands_where_models_look() -> None:
     rope = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.25}
     top = {"rope_theta": 5e5, "partial_rotary_factor": 0.25}
@@ -249,6 +287,8 @@ def test_a_draft_that_mlx_has_quantised_is_read(tmp_path: Path) -> None:
     [
         ({"group_size": 64}, r"quantised in groups of 64, and \S+ has 32 inputs"),
         ({"group_size": None}, "names no group_size"),
+        ({"group_size": True}, "names no group_size"),
+        ({"bits": "4"}, "names no bits"),
         ({"bits": 4}, r"tensor \S+ of the draft has shape"),
         ({"bits": 7}, "quantisation is not possible"),
         ({"mode": "other"}, "quantisation is not possible"),
@@ -261,6 +301,23 @@ def test_a_quantisation_that_does_not_fit_is_refused(
     with pytest.raises(DraftError, match=message) as caught:
         load_draft(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "message"),
+    [
+        ("4bit", "names no group_size"),
+        ([], "names no group_size"),
+        ({}, "names no group_size"),
+        ({"group_size": 32, "bits": 8}, "says that it is quantised, and no weight is"),
+    ],
+)
+def test_a_draft_that_is_said_to_be_quantised_and_is_not_is_refused(
+    tmp_path: Path, quantisation: Any, message: str
+) -> None:
+    folder = save_tiny_draft(tmp_path / "draft", torch_draft(), quantization=quantisation)
+    with pytest.raises(DraftError, match=message):
+        load_draft(folder)
 
 
 def test_another_kind_of_quantisation_and_broken_files_are_refused(tmp_path: Path) -> None:

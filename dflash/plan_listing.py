@@ -15,6 +15,7 @@ from dflash.errors import DFlashError
 from dflash.plan import max_new_tokens_of, num_prompts_asked, num_warmup_of, planned_arms
 from dflash.prompt_sets import load_prompt_sets
 from dflash.prompts import PromptSet
+from dflash.results.finding import plural
 from dflash.results.records import Arm, Cell
 from dflash.results.titles import capped, words_of_load
 from dflash.server_options import SERVER_BACKENDS
@@ -78,18 +79,16 @@ def list_lines(cells: Sequence[PlannedCell]) -> Iterator[str]:
     """The plan in words, one line a cell, and the sum."""
     for cell in cells:
         arm = cell.arm or "what the server is"
-        own = cell.block_size or "the draft's own"
-        block = "" if cell.arm in ("baseline", "") else f" B={own}"
+        own = "of the draft's own block size" if cell.block_size is None else f"B={cell.block_size}"
+        block = "" if cell.arm in ("baseline", "") else f" {own}"
         heat = "" if cell.temperature == 0 else f", temperature {cell.temperature:g}"
-        prompts = "unknown prompts" if cell.num_prompts is None else f"{cell.num_prompts} prompts"
-        requests = "" if cell.num_requests is None else f", {cell.num_requests} requests"
+        prompts = "unknown prompts" if cell.num_prompts is None else plural(cell.num_prompts, "prompt")
+        requests = "" if cell.num_requests is None else f", {plural(cell.num_requests, 'request')}"
         known = "" if cell.cell_id is None else f"  {cell.cell_id}"
         status = (
             "" if cell.status is None else f"  {cell.status.replace('_', ' ')} ({cell.num_completed} done)"
         )
-        size = (
-            f"{prompts}{requests} in {_rounds(cell.repeats)}, at most {cell.max_new_tokens} new tokens{heat}"
-        )
+        size = f"{prompts}{requests} in {plural(cell.repeats, 'round')}, at most {cell.max_new_tokens} new tokens{heat}"
         yield (
             f"{cell.backend}  {cell.dataset}  {words_of_load(cell.concurrency, cell.request_rate)}  {arm}{block}  "
             f"{size}{known}{status}"
@@ -97,8 +96,8 @@ def list_lines(cells: Sequence[PlannedCell]) -> Iterator[str]:
     total = sum(cell.num_requests or 0 for cell in cells)
     warm = sum(cell.num_warmup_requests for cell in cells)
     unknown = sum(cell.num_requests is None for cell in cells)
-    but = f", without {unknown} cells of unknown size" if unknown else ""
-    yield f"{len(cells)} cells, about {total} requests{but}, and {warm} to warm up"
+    but = f", without {plural(unknown, 'cell')} of unknown size" if unknown else ""
+    yield f"{plural(len(cells), 'cell')}, about {plural(total, 'request')}{but}, and {warm} to warm up"
 
 
 def list_document(cells: Sequence[PlannedCell]) -> dict[str, Any]:
@@ -110,10 +109,6 @@ def list_document(cells: Sequence[PlannedCell]) -> dict[str, Any]:
         "num_requests": sum(known) if len(known) == len(counts) else None,
         "num_warmup_requests": sum(cell.num_warmup_requests for cell in cells),
     }
-
-
-def _rounds(repeats: int) -> str:
-    return "1 round" if repeats == 1 else f"{repeats} rounds"
 
 
 def _planned(

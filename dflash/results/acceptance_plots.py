@@ -29,7 +29,7 @@ HISTOGRAM_FORMS = {
     ),
     "acceptance_histogram_untrimmed": (
         *("untrimmed", "acceptance_length_untrimmed", "as engines count"),
-        "tokens in the step, cut ones too",
+        "tokens in the step, untrimmed",
     ),
 }
 _MIN_STEPS = 10  # fewer steps say nothing about a conditional rate
@@ -217,11 +217,11 @@ def _draw_histogram(
         for place, share in zip(places, shares, strict=True):
             words = f"{share:.0f}" if share >= 1 or share == 0 else "<1"
             axes.text(place, share + 1.5, words, ha="center", va="bottom", fontsize=8.5)
-    form, mean, mean_words, bar_words = HISTOGRAM_FORMS[metric]
+    _, mean, mean_words, bar_words = HISTOGRAM_FORMS[metric]
     axes.text(
         0.98,
         0.97,
-        f"{form}\n{mean_words} {format_number(cell.number(mean))}\n{total:,.0f} steps",
+        f"{mean_words} {format_number(cell.number(mean))}\n{total:,.0f} steps",
         transform=axes.transAxes,
         ha="right",
         va="top",
@@ -231,6 +231,6 @@ def _draw_histogram(
     every = 1 if width <= 8 else 2 if width <= 16 else 4
     axes.set_xticks(places[::every])
     axes.set_xlim(0.4, width + 0.6)
-    axes.set_ylim(0, max(shares) * 1.45)
+    axes.set_ylim(0, max(shares) * 1.55)
     axes.set_xlabel(bar_words)
     plot_style.grid_on(axes, "y")

@@ -62,8 +62,8 @@ def averages(summary: RunSummary) -> list[str]:
         [
             escape(average.arm_label),
             escape(average.backend),
-            _load_of(average),
             *([escape(average.settings)] if has_settings else []),
+            _load_of(average),
             str(average.num_datasets),
             format_times(average.speedup),
             clear_words(average),
@@ -74,14 +74,14 @@ def averages(summary: RunSummary) -> list[str]:
     header = [
         "arm",
         "backend",
-        "concurrency",
         *(["settings"] if has_settings else []),
+        "concurrency",
         "data sets",
         "speedup (geometric mean)",
         "than plain decoding",
         "acceptance length (arithmetic mean)",
     ]
-    return [table(header, rows)]
+    return [table(header, rows, num_left=3 if has_settings else 2)]
 
 
 def _load_of(average: Average) -> str:

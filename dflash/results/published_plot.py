@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dflash.results import plot_style
@@ -59,15 +60,23 @@ def _draw_bars(axes: Axes, summary: RunSummary, rows: list[PaperRow], dataset: s
             axes.barh(position, value, height=0.7, color=colours.get(row.method, _PUBLISHED_COLOUR), zorder=2)
         words = format_number(value)
         axes.annotate(words, (value or 0, position), xytext=(4, 0), textcoords="offset points", va="center")
-    measured = [row.method for row in rows if row.is_measured]
-    labels = [plot_style.wrapped(_label(row, measured.count(row.method) > 1), 44) for row in rows]
-    axes.set_yticks(range(len(rows)), labels, fontsize=8.5)
+    axes.set_yticks(
+        range(len(rows)), [plot_style.wrapped(label, 44) for label in labels_of(rows)], fontsize=8.5
+    )
     axes.set_ylim(len(rows) - 0.45, -0.55)
     plot_style.grid_on(axes, "x")
 
 
-def _label(row: PaperRow, is_ambiguous: bool) -> str:
-    """Args: is_ambiguous: the same method was measured at several loads."""
-    if not row.is_measured:
-        return f"{row.method}, {row.source}"
-    return f"{row.method}, {row.where}" if is_ambiguous else row.method
+def labels_of(rows: Sequence[PaperRow]) -> list[str]:
+    """The method of every row, with its source where it was published; of rows that this does not tell apart also what
+    differs in engine, load and settings.
+    """
+    leads = [row.method if row.is_measured else f"{row.method}, {row.source}" for row in rows]
+    labels = []
+    for row, lead in zip(rows, leads, strict=True):
+        alike = [
+            set(other.where.split(", ")) for other, name in zip(rows, leads, strict=True) if name == lead
+        ]
+        shared = set.intersection(*alike)
+        labels.append(", ".join([lead, *(part for part in row.where.split(", ") if part not in shared)]))
+    return labels

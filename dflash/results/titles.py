@@ -115,12 +115,14 @@ def target_line(*cells: Cell) -> str:
     return (
         f"target {_either(load.target for load in loads)} · {_either(load.dtype or 'dtype n/a' for load in loads)} · "
         f"temperature {_either(f'{load.temperature:g}' for load in loads)} · "
-        f"at most {_either(load.max_new_tokens for load in loads)} new tokens"
+        f"at most {_either(sorted(load.max_new_tokens for load in loads))} new tokens"
     )
 
 
 def _either(values: Iterable[object]) -> str:
-    return " or ".join(_distinct(map(str, values)))
+    """`a`, `a or b`, `a, b or c`."""
+    words = _distinct(map(str, values))
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _distinct(values: Iterable[Value]) -> list[Value]:

@@ -130,13 +130,13 @@ def test_a_histogram_says_which_form_it_has():
     run = made_up_run(block_sizes=(3,))
     counted = tuple(replace(record, acceptance_histogram=None) for record in run.records)
     for records, words, metric in (
-        (run.records, "delivered\nacceptance length", "acceptance_length"),
-        (counted, "untrimmed\nas engines count", "acceptance_length_untrimmed"),
+        (run.records, "acceptance length", "acceptance_length"),
+        (counted, "as engines count", "acceptance_length_untrimmed"),
     ):
         summary = summarise_run(replace(run, records=records))
         (axes,) = acceptance_plots.draw_histograms(summary).axes
+        assert ("untrimmed" if metric.endswith("untrimmed") else "delivered") in axes.get_xlabel()
         assert f"{words} {summary.cells[1].number(metric):.2f}" in words_of(axes)
-    assert axes.get_xlabel() == "tokens in the step, cut ones too"
 
 
 def test_categories_have_no_panel_of_what_is_not_known():

@@ -201,7 +201,7 @@ def test_the_picture_tells_several_loads_apart(published, tmp_path):
     ]
     figure = draw_published(summarise_run(lines.write(tmp_path / "run")), published)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels[:2] == ["dflash B=4, vllm, concurrency 1", "dflash B=4, vllm, concurrency 4"]
+    assert labels[:2] == ["dflash B=4, concurrency 1", "dflash B=4, concurrency 4"]
     assert labels[2] == "EAGLE-3 (16), DFlash paper, table 1"
 
 

@@ -11,6 +11,7 @@ from dflash.results.markdown import render_runs
 from dflash.results.markdown_paper import measured_rows, published_rows
 from dflash.results.plot_style import series_label
 from dflash.results.published import load_published
+from dflash.results.published_plot import labels_of
 from dflash.results.settings_apart import settings_apart
 from dflash.results.store import Run
 from dflash.results.summary import summarise_run
@@ -155,3 +156,12 @@ def test_an_open_loop_that_nobody_capped_has_no_concurrency():
     assert capped(100_000, None) == 100_000
     assert workload_fields(free.workload)["concurrency"] is None
     assert workload_fields(held.workload)["concurrency"] == 16
+
+
+def test_the_picture_of_published_figures_tells_temperatures_apart(warm_and_cold):
+    rows = [*measured_rows(warm_and_cold.groups), *published_rows(warm_and_cold, load_published("paper"))]
+    labels = labels_of(rows)
+    assert labels[:2] == ["dflash B=4, temperature 0", "dflash B=4, temperature 1"]
+    assert "DFlash (16), DFlash paper, table 1, temperature 1" in labels
+    assert len(set(labels)) == len(labels)
+    assert labels_of(rows[:1]) == ["dflash B=4"]

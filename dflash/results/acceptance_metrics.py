@@ -122,6 +122,5 @@ def _steps_reaching(records: Records) -> list[int] | None:
 
 
 def _summed(records: Records, name: str) -> tuple[int, ...] | None:
-    requests = table_of(records)
-    total = tuple(requests.histograms(name).total(requests.completed).tolist())
+    total = tuple(table_of(records).histogram_of_completed(name).tolist())
     return total if any(total) else None

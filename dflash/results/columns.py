@@ -198,6 +198,14 @@ class RequestTable(Sequence[RequestRecord]):
         column: HistogramColumn = self._column(name, _histograms)
         return column
 
+    def histogram_of_completed(self, name: str) -> NDArray[numpy.int64]:
+        """[longest histogram]: the sum over the completed requests, bar by bar."""
+        key = f"{name} of completed"
+        if key not in self._columns:
+            self._columns[key] = self.histograms(name).total(self.completed)
+        total: NDArray[numpy.int64] = self._columns[key]
+        return total
+
     @property
     def completed(self) -> Mask:
         """[requests]: which ended by a stop token or at their limit."""

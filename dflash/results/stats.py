@@ -26,7 +26,7 @@ MIN_PROMPTS_FOR_INTERVAL = 5
 # Resamples are drawn and multiplied in blocks of about this many draws: memory stays bounded for very large runs, and
 # a block fits into the cache of a core.
 _DRAWS_PER_BLOCK = 60_000
-_MIN_RESAMPLES_PER_PRODUCT = 16  # the sums of all prompts are read once for so many
+_MIN_RESAMPLES_PER_PRODUCT = 48  # the sums of all prompts are read once for so many
 _MAX_KEPT_BYTES = 64_000_000  # of draws that are kept for the next metrics over as many prompts
 
 

@@ -13,6 +13,8 @@ from made_up_run import cell, dflash_arm
 
 from dflash.errors import UsageError
 from dflash.results import acceptance_metrics, metrics, paired_metrics, stats
+from dflash.results.breakdowns import break_down, pooled_of_parts, prompt_length_bucket, split
+from dflash.results.cell_metrics import intervals_of, pooled_metrics
 from dflash.results.columns import RequestTable, table_of
 from dflash.results.in_flight import busy_intervals, steady_windows
 from dflash.results.line_format import decode_fields, encode_line
@@ -20,6 +22,7 @@ from dflash.results.paired_metrics import pair_units
 from dflash.results.records import RequestRecord
 from dflash.results.request_metrics import decode_terms, request_tpot_s
 from dflash.results.stats import Pooled, ratio, ratio_of_ratios
+from dflash.results.task_scores import NOT_SCORED
 from dflash.results.verify import acceptance_fault, check_cell, histogram_fault, stamps_fault, tokens_fault
 
 NS = 1_000_000_000
@@ -151,6 +154,55 @@ def test_pairs_and_paired_metrics_are_their_formulas(seed):
     assert paired_metrics.agreement(pairing) == (len(prompts) - len(unlike)) / len(prompts)
     agreeing = replace(pairing, pairs=[pair for pair in paired if pair[0].prompt_id in prompts - unlike])
     assert paired_metrics.speedup_agreeing(pairing) == paired_metrics.speedup(agreeing)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_figures_of_parts_are_the_formulas_over_their_requests(seed):
+    baseline, arm = (
+        [replace(record, num_prompt_tokens=20 * int(record.prompt_id[2:])) for record in records]
+        for records in (random_records(seed, "a"), random_records(seed + 100, "b"))
+    )
+    place, pairing = cell(dflash_arm(BLOCK_SIZE), cell_id="b"), pair_units(baseline, arm)
+    parts = split(arm, baseline, pairing)
+    known = intervals_of(pooled_of_parts(place, parts, NOT_SCORED))
+    found = break_down(parts, NOT_SCORED, {}, known)
+    num_parts = 0
+    for members, part_of in (
+        (found.categories, lambda record: record.category),
+        (found.turns, lambda record: str(record.turn)),
+        (found.prompt_lengths, lambda record: prompt_length_bucket(record.num_prompt_tokens)),
+    ):
+        for part in members:
+            num_parts += 1
+            own = [record for record in arm if part_of(record) == part.name]
+            pairs = [pair for pair in pairing.pairs if part_of(pair[1]) == part.name]
+            decode = [(r.prompt_id, (terms[1], terms[0] / NS)) for r in done(own) if (terms := decode_of(r))]
+            both = [(one.prompt_id, (*decode_of(one), *decode_of(other))) for one, other in pairs]
+            for name, rows, formula in (("decode_tok_s", decode, ratio), ("speedup", both, ratio_of_ratios)):
+                expected, interval = Pooled.of(rows, formula).interval(), part.metrics[name]
+                assert interval.value == expected.value
+                assert (interval.low, interval.high) == pytest.approx(
+                    (expected.low, expected.high), rel=1e-12
+                )
+            assert part.metrics["ttft_s"] == metrics.ttft_s(own)
+            assert part.metrics["num_pairs"] == len(pairs)
+            assert (part.metrics["num_requests"], part.num_completed) == (len(own), len(done(own)))
+    assert num_parts == 3 + 2 + 3
+
+
+def test_a_part_that_is_the_whole_has_the_figures_of_the_whole():
+    baseline, arm = (
+        [replace(record, category="x") for record in random_records(seed, cell_id)]
+        for seed, cell_id in ((1, "a"), (2, "b"))
+    )
+    place, pairing = cell(dflash_arm(BLOCK_SIZE), cell_id="b"), pair_units(baseline, arm)
+    parts = split(arm, baseline, pairing)
+    (whole,) = intervals_of([pooled_metrics(place, arm, pairing, NOT_SCORED, baseline)])
+    known = intervals_of(pooled_of_parts(place, parts, NOT_SCORED))
+    assert len(known) == 2  # the turns: no interval is drawn twice
+    (part,) = break_down(parts, NOT_SCORED, whole, known).categories
+    assert all(part.metrics[name] == whole[name] for name in ("decode_tok_s", "speedup", "agreement"))
+    assert part.metrics["num_pairs"] == len(pairing.pairs)
 
 
 @pytest.mark.parametrize("seed", range(4))

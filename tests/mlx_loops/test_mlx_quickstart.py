@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.usefixtures(
 
 # The CPU wheel's products are slow: a few tokens a second, those of the prompt too. Without a message of the system the
 # template writes a longer one.
-NUM_NEW_TOKENS = 12
+NUM_NEW_TOKENS = 9
 SYSTEM = Message("system", "Help.")
 ARMS = (Arm(BASELINE), Arm("dflash", 4))
 

@@ -154,7 +154,7 @@ def test_three_tokens_have_exactly_the_targets_distribution(
     assert sum(counts.values()) == 8**3
 
 
-@pytest.mark.parametrize("proposal", PROPOSALS)
+@pytest.mark.parametrize("proposal", ["plain", "random"])
 def test_the_filters_are_exact(monkeypatch: pytest.MonkeyPatch, proposal: str) -> None:
     propose = PROPOSALS[proposal]
     assert loop_counts(monkeypatch, propose, 2, 24, top_k=2) == expected_counts(2, 24, None, keep_top_k(2))

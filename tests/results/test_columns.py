@@ -156,11 +156,16 @@ def test_pairs_and_paired_metrics_are_their_formulas(seed):
     assert paired_metrics.speedup_agreeing(pairing) == paired_metrics.speedup(agreeing)
 
 
+def bounds(interval):
+    """Nothing where there are too few prompts."""
+    return [bound for bound in (interval.low, interval.high) if bound is not None]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_figures_of_parts_are_the_formulas_over_their_requests(seed):
     baseline, arm = (
         [replace(record, num_prompt_tokens=20 * int(record.prompt_id[2:])) for record in records]
-        for records in (random_records(seed, "a"), random_records(seed + 100, "b"))
+        for records in (random_records(seed, "a", 900), random_records(seed + 100, "b", 900))
     )
     place, pairing = cell(dflash_arm(BLOCK_SIZE), cell_id="b"), pair_units(baseline, arm)
     parts = split(arm, baseline, pairing)
@@ -181,9 +186,7 @@ def test_figures_of_parts_are_the_formulas_over_their_requests(seed):
             for name, rows, formula in (("decode_tok_s", decode, ratio), ("speedup", both, ratio_of_ratios)):
                 expected, interval = Pooled.of(rows, formula).interval(), part.metrics[name]
                 assert interval.value == expected.value
-                assert (interval.low, interval.high) == pytest.approx(
-                    (expected.low, expected.high), rel=1e-12
-                )
+                assert bounds(interval) == pytest.approx(bounds(expected), rel=1e-12)
             assert part.metrics["ttft_s"] == metrics.ttft_s(own)
             assert part.metrics["num_pairs"] == len(pairs)
             assert (part.metrics["num_requests"], part.num_completed) == (len(own), len(done(own)))

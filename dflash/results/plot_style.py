@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -71,10 +72,15 @@ def new_figure(height: float, title: str, subtitle: str = "", width: float = WID
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """The figure as a PNG file, without a time stamp: equal numbers give equal files."""
+    """The figure as a PNG file, without a time stamp: equal numbers give equal files.
+
+    A sign that the font lacks is drawn as an empty box; the tables beside the picture have the words.
+    """
     buffer = io.BytesIO()
     dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
-    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
+        figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()
 
 

@@ -113,6 +113,15 @@ def test_points_of_output_lengths_are_both_arms_of_each_request():
     assert any(x != y for x, y in points)
 
 
+def test_names_in_any_script_are_drawn_without_a_word_on_fonts(recwarn):
+    run = made_up_run(block_sizes=(3,))
+    records = tuple(replace(record, category=f"日本語 $x_$ {record.category}") for record in run.records)
+    with matplotlib.rc_context(plot_style.STYLE):
+        figure = category_plots.draw_categories(summarise_run(replace(run, records=records)))
+        assert plot_style.png_bytes(figure).startswith(b"\x89PNG")
+    assert [str(warning.message) for warning in recwarn] == []
+
+
 def test_histogram_bars_are_shares_of_steps():
     summary = summarise_run(made_up_run(block_sizes=(3,)))
     (axes,) = acceptance_plots.draw_histograms(summary).axes

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
+try:
+    import mlx.core as mx
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'dflash[mlx]'", name=error.name) from error
 
 from dflash.decoded import Progress
 from dflash.draft_checkpoint import find_checkpoint

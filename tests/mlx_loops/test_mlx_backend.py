@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 import shutil
@@ -271,11 +272,14 @@ def test_without_mlx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *given, **options)
 
-    for module in [name for name in sys.modules if name.startswith(("dflash.backends.mlx", "dflash.mlx_"))]:
+    mine = ("dflash.backends.mlx", "dflash.mlx_", "dflash.model_mlx")
+    for module in [name for name in sys.modules if name.startswith(mine)]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtraError, match=r"needs the package 'mlx.*pip install 'dflash\[mlx\]'"):
         create_backend("mlx", BackendSettings())
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'mlx.*: pip install 'dflash\[mlx\]'"):
+        importlib.import_module("dflash.model_mlx")
 
 
 def test_without_a_compiler_the_kernels_are_not_compiled(

@@ -12,6 +12,7 @@ from made_up_prompts import use_made_up_prompts
 import dflash.results.atomic_file
 import dflash.results.store
 from dflash.benchmark import main
+from dflash.errors import CannotWriteError
 from dflash.results.store import RunWriter, load_run
 
 
@@ -62,3 +63,32 @@ def test_what_is_kept_is_said_and_the_run_goes_on(
     assert not (tmp_path / "r" / "report.md").exists()
     assert main([*words, "--quiet"]) == 0
     assert len(load_run(tmp_path / "r").records) == 8
+
+
+class _Parts:
+    """A file that takes few bytes at a time, and a limited number of them."""
+
+    def __init__(self, limit: int) -> None:
+        self.taken = b""
+        self._limit = limit
+
+    def write(self, data: bytes) -> int:
+        if len(self.taken) >= self._limit:
+            raise OSError(errno.EFBIG, "File too large")
+        part = data[: min(4, self._limit - len(self.taken))]
+        self.taken += part
+        return len(part)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_line_that_is_taken_in_parts_is_whole_or_the_systems_reason_is_said(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "r")
+    whole, cut = _Parts(100), _Parts(6)
+    writer._files |= {"whole.jsonl": whole, "cut.jsonl": cut}  # type: ignore[dict-item]
+    writer.append_line("whole.jsonl", b'{"a": 1}\n')
+    assert whole.taken == b'{"a": 1}\n'
+    with pytest.raises(CannotWriteError, match=r"cut.jsonl \(File too large\)"):
+        writer.append_line("cut.jsonl", b'{"a": 1}\n')
+    writer.close()

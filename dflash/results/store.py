@@ -276,8 +276,12 @@ class RunWriter:
             file = self._files.get(name)
             if file is None:
                 file = self._files[name] = (self.folder / name).open("ab", buffering=0)
-            if file.write(line) != len(line):
-                raise OSError("the disk is full")
+            rest = line[file.write(line) :]
+            while rest:  # a part was taken: the next try takes more, or says why not
+                num_written = file.write(rest)
+                if not num_written:
+                    raise OSError("the disk takes nothing more")
+                rest = rest[num_written:]
         except OSError as error:
             raise _cannot_write(self.folder / name, error) from error
 

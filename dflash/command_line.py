@@ -140,7 +140,7 @@ def write_json(json_file: str | None, document: object) -> None:
 
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     if json_file == STANDARD_OUTPUT:
-        sys.stdout.write(text)
+        print(text, end="")  # nothing where standard output is closed
         return
     try:
         write_file(Path(json_file), text.encode())

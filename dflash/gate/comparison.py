@@ -162,7 +162,8 @@ def compare_runs(base: GatedRun, new: GatedRun, rules: Rules) -> GateReport:
         for which, run in (("base", base), ("new", new))
         for sentence in run.errors
     ]
-    notes = (*broken, *same_run(base.info, new.info), *notes_of(judged.pairs, judged.unused, comparisons))
+    itself = same_run([run.info for run in (base, *base.others)], new.info)
+    notes = (*broken, *itself, *notes_of(judged.pairs, judged.unused, comparisons))
     report = GateReport(
         base.name,
         new.info.name,

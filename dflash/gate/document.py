@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from dflash.gate.records import CellPair, Comparison, Factor, FieldDifference, GateReport, SpeedSplit
+from dflash.results.titles import capped
 
 
 def gate_document(report: GateReport) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def cell_values(pair: CellPair) -> dict[str, Any]:
         "dataset": cell.workload.dataset,
         "arm": cell.arm.name,
         "block_size": cell.arm.block_size,
-        "concurrency": cell.workload.concurrency,
+        "concurrency": capped(cell.workload.concurrency, cell.workload.request_rate),
         "request_rate": cell.workload.request_rate,
     }
 

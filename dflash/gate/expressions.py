@@ -140,9 +140,8 @@ def _limit(text: str, quantity: Quantity, sign: str, number: float) -> Gate:
             text, f"a {better} {quantity.name} is better", f"write {quantity.name}:{other}{number:g}"
         )
     if quantity.is_share and number > 1:
-        raise _wrong(
-            text, f"{quantity.name} is a share, 0 to 1", f"write {quantity.name}:{sign}{number / 100:g}"
-        )
+        near = 0.99 if sign == "<" else 0.01
+        raise _wrong(text, f"{quantity.name} is a share, 0 to 1", f"write {quantity.name}:{sign}{near} or so")
     if (sign == "<" and number == 0) or (quantity.is_share and sign == ">" and number == 1):
         raise _wrong(text, "this can never fail", f"write {quantity.name}:{_example(quantity)}")
     if quantity.is_latency and number == 0:

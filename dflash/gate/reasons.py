@@ -65,11 +65,13 @@ def unlike_facts(quantity: Quantity, base: Side, new: Side) -> str | None:
     return None
 
 
-def same_run(base: RunInfo, new: RunInfo) -> tuple[str, ...]:
+def same_run(bases: Sequence[RunInfo], new: RunInfo) -> tuple[str, ...]:
     """A word on a run that is compared with itself."""
-    if (base.name, base.created_at) != (new.name, new.created_at):
+    if (new.name, new.created_at) not in {(base.name, base.created_at) for base in bases}:
         return ()
-    return ("base and new run are the same run: nothing can differ",)
+    if len(bases) == 1:
+        return ("base and new run are the same run: nothing can differ",)
+    return ("the new run is one of those that the base is made of: it is compared with itself, too",)
 
 
 def _limits(slo: Slo | None) -> str:

@@ -67,6 +67,12 @@ def test_json_to_standard_output_is_all_there(base, new, capsys):
     assert json.loads(capsys.readouterr().out)["exit_code"] == 0
 
 
+@pytest.mark.parametrize("arguments", [["--json", "-"], ["--annotations"], []])
+def test_a_closed_standard_output_changes_no_exit_code(base, slow, arguments, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main([base, slow, "--fail-if", "tpot_s:+5%", *arguments]) == 1
+
+
 def test_gates_come_from_a_file_too(base, slow, tmp_path):
     (tmp_path / "gates.toml").write_text(
         '[gate]\nfail-if = ["error_rate:>0"]\n[[gate.for]]\narm = "dflash"\nfail-if = "tpot_s:+5%"\n',

@@ -81,6 +81,11 @@ def test_a_slow_run_is_worse_than_the_baseline_and_a_usual_one_the_same():
     assert slow.comparisons[1].num_base_runs == 8
 
 
+def test_a_run_of_the_baseline_itself_is_said():
+    report = compare_runs(together(1, 2, 3, 4), made(3), Rules((parse_gate("tpot_s:+5%"),)))
+    assert any("the new run is one of those that the base is made of" in note for note in report.notes)
+
+
 def test_more_runs_of_the_baseline_are_named_where_they_would_tell():
     spread = Spread(64, 0.0, RunSpread(0.01**2, 2, 3, 1, 0.0, of_whole_runs=True))
     assert half_width(spread, 0.95) > 0.025

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from gated_runs import compare, gated, made_up, only
@@ -13,6 +15,7 @@ from dflash.gate.quantities import QUANTITIES
 from dflash.results.records import DatasetInfo
 from dflash.results.summary import summarise_run
 
+ROOT = Path(__file__).parents[2]
 SLO = {"slo": {"e2el_s": 2.3}}
 
 
@@ -29,6 +32,18 @@ def on_server(run, concurrency: int = 2):
         begin += length if place % 2 else 0
     cells = tuple(replace(cell, on_server=True) for cell in run.info.cells)
     return replace(run, records=tuple(records), info=replace(run.info, cells=cells))
+
+
+def test_the_readme_names_every_quantity():
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Gate a change")[2]
+    rows = [
+        line for line in section.splitlines() if line.startswith(("| falls:", "| rises:", "| limits alone"))
+    ]
+    names = set(re.findall(r"`([a-z0-9_]+)[`:]", " ".join(row.partition("` |")[2] or row for row in rows)))
+    percentiles = {
+        f"{name}_p{percent}" for name in ("ttft_s", "tpot_s", "e2el_s") for percent in (50, 90, 99)
+    }
+    assert {name for name in names if not name.startswith("_p")} | percentiles == set(QUANTITIES)
 
 
 def test_throughput_in_process_is_over_the_time_of_requests():

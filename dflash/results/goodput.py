@@ -8,7 +8,7 @@ from typing import Any
 
 from dflash.errors import UsageError
 from dflash.results.columns import Mask, RequestTable, table_of
-from dflash.results.metrics import busy_time_s
+from dflash.results.metrics import load_time_s
 from dflash.results.records import Cell, RequestRecord
 from dflash.results.request_metrics import (
     Records,
@@ -84,6 +84,6 @@ def num_within_slo(cell: Cell, records: Records, slo: Slo | None) -> int | None:
 
 
 def goodput_req_s(cell: Cell, records: Records, slo: Slo | None) -> float | None:
-    """Completed requests that meet every limit / busy time; None without limits."""
-    count, busy_s = num_within_slo(cell, records, slo), busy_time_s(records)
-    return None if count is None or busy_s is None else count / busy_s
+    """Completed requests that meet every limit / `load_time_s`; None without limits."""
+    count, load_s = num_within_slo(cell, records, slo), load_time_s(cell, records)
+    return None if count is None or load_s is None else count / load_s

@@ -41,6 +41,19 @@ def busy_intervals(records: Sequence[RequestRecord]) -> dict[int, list[Window]]:
     }
 
 
+def load_spans(records: Sequence[RequestRecord]) -> dict[Stretch, Window]:
+    """Of every stretch of load, from when its first request was due (sent, where none was due) to the last answer."""
+    requests = table_of(records)
+    sent, due = requests.integers("sent_ns"), requests.integers("due_ns")
+    begun = numpy.where(due.known, due.values, sent.values)[sent.known & requests.integers("last_ns").known]
+    segments, _, ends, blocks = _in_flight(requests)
+    return {
+        (segment, block): (int(begun[own].min()), int(ends[own].max()))
+        for segment, block in dict.fromkeys(zip(segments.tolist(), blocks.tolist(), strict=True))
+        if (own := (segments == segment) & (blocks == block)).any()
+    }
+
+
 def steady_windows(records: Sequence[RequestRecord], concurrency: int) -> dict[Stretch, Window]:
     """Of every stretch of load in which so many requests were in flight at once: from the moment that was first so
     to the moment it was last so.

@@ -12,7 +12,7 @@ from dflash.results import arrivals as chunk_times
 from dflash.results.arrivals import Arrivals
 from dflash.results.goodput import Slo, goodput_req_s, num_within_slo
 from dflash.results.measured import MetricValue
-from dflash.results.metrics import busy_time_s, completed_req_s, num_retries, total_tok_s
+from dflash.results.metrics import busy_time_s, completed_req_s, load_time_s, num_retries, total_tok_s
 from dflash.results.records import Cell, RequestRecord
 from dflash.results.request_metrics import NS_PER_S
 from dflash.results.server_counters import ServerCounts, cached_prompt_share
@@ -35,10 +35,10 @@ def load_metrics(cell: Cell, records: Sequence[RequestRecord], facts: LoadFacts)
     arrivals, counts = facts.arrivals, facts.counts
     steady = chunk_times.steady_state(cell, records, arrivals)
     lag_p99_ns, lag_max_ns = (None, None) if counts is None else counts.loop_lag_ns()
-    busy_s = busy_time_s(records) if cell.on_server else None
+    busy_s, load_s = (busy_time_s(records), load_time_s(cell, records)) if cell.on_server else (None, None)
     values: dict[str, MetricValue] = {
         "total_tok_s": None if busy_s is None else total_tok_s(records, busy_s),
-        "completed_req_s": None if busy_s is None else completed_req_s(records, busy_s),
+        "completed_req_s": None if load_s is None else completed_req_s(records, load_s),
         "icl_s": chunk_times.icl_s(arrivals),
         "peak_output_tok_s": chunk_times.peak_output_tok_s(records, arrivals),
         "steady_s": None if steady is None else steady.seconds,

@@ -30,8 +30,9 @@ POPULATION = (
     "counted beside them."
 )
 THROUGHPUT_WORDS = (
-    "Output tok/s is over the time in which a request was in flight, from sending the first to the last answer; so are "
-    "total tok/s, which counts prompts too, and requests/s, which counts completed ones. "
+    "Output tok/s is over the time in which a request was in flight, from sending the first to the last answer; so is "
+    "total tok/s, which counts prompts too. Requests/s: completed ones; of an open loop from the first that was due to "
+    "the last answer, pauses included. "
     "Steady: while the set number of requests was in flight, without filling and emptying. Peak: the best 1 s; a chunk "
     "counts with its tokens."
 )

@@ -14,7 +14,8 @@ from collections import Counter
 from dflash.results.acceptance_metrics import acceptance_length as acceptance_length
 from dflash.results.acceptance_metrics import acceptance_length_untrimmed as acceptance_length_untrimmed
 from dflash.results.columns import Column, RequestTable, table_of
-from dflash.results.in_flight import busy_spans
+from dflash.results.in_flight import busy_spans, load_spans
+from dflash.results.records import Cell
 from dflash.results.request_metrics import (
     NS_PER_S,
     Records,
@@ -100,9 +101,20 @@ def total_tok_s(records: Records, busy_s: float) -> float | None:
     return int(tokens.values[done].sum()) / busy_s if done.any() and tokens.known[done].all() else None
 
 
-def completed_req_s(records: Records, busy_s: float) -> float | None:
-    """completed requests / `busy_s`."""
-    return num_completed(records) / busy_s or None
+def completed_req_s(records: Records, load_s: float) -> float | None:
+    """completed requests / `load_s`."""
+    return num_completed(records) / load_s or None
+
+
+def load_time_s(cell: Cell, records: Records) -> float | None:
+    """Time that requests a second are counted over. Closed loop: the busy time. Open loop: from when the first request
+    of a stretch of load was due to its last answer, summed: waiting for the next request to be due is part of such a
+    load, and no server answers more requests a second than are sent.
+    """
+    if cell.workload.request_rate is None:
+        return busy_time_s(records)
+    load_ns = sum(end - start for start, end in load_spans(records).values())
+    return load_ns / NS_PER_S if load_ns else None
 
 
 def busy_time_s(records: Records) -> float | None:

@@ -7,6 +7,8 @@ from made_up_run import MS, cell, plain_record, workload
 
 from dflash.errors import UsageError
 from dflash.results.goodput import Slo, goodput_req_s, meets, num_within_slo, slo_of
+from dflash.results.load_metrics import LoadFacts, load_metrics
+from dflash.results.metrics import load_time_s
 
 CLOSED = cell(on_server=True, workload=workload(concurrency=2))
 OPEN = cell(on_server=True, workload=workload(concurrency=2, request_rate=1.0))
@@ -56,6 +58,31 @@ def test_goodput_is_requests_within_limits_per_second_of_busy_time():
     slo = Slo(tpot_s=0.065)
     assert num_within_slo(CLOSED, records, slo) == 2
     assert goodput_req_s(CLOSED, records, slo) == pytest.approx(2 / 0.840)
+
+
+def test_an_open_loop_answers_no_more_requests_a_second_than_are_sent():
+    """One request a second, each answered in 0.54 s, in two stretches: the time between them counts nowhere."""
+    records = [
+        plain_record(
+            "b",
+            number,
+            11,
+            block=number // 5,
+            due_ns=start,
+            sent_ns=start + 10 * MS,
+            first_ns=start + 50 * MS,
+            last_ns=start + 550 * MS,
+        )
+        for number in range(10)
+        for start in [(number + 100 * (number // 5)) * 1000 * MS]
+    ]
+    assert load_time_s(OPEN, records) == pytest.approx(2 * 4.55)
+    assert load_time_s(CLOSED, records) == pytest.approx(10 * 0.54)
+    assert goodput_req_s(OPEN, records, Slo(e2el_s=1.0)) == pytest.approx(10 / 9.1)
+    values = load_metrics(OPEN, records, LoadFacts())
+    assert values["completed_req_s"] == pytest.approx(10 / 9.1)
+    assert values["total_tok_s"] == pytest.approx(sum(range(30, 40)) / 5.4 + 110 / 5.4)
+    assert load_time_s(OPEN, []) is None
 
 
 def test_without_limits_or_requests_there_is_no_goodput():

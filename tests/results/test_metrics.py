@@ -83,10 +83,10 @@ def test_prompts_and_requests_a_second_are_of_completed_requests():
         plain_record("c", 2, 500, finish_reason="error"),
     ]
     assert metrics.total_tok_s(records, busy_s=2.0) == pytest.approx((30 + 31 + 11 + 9) / 2)
-    assert metrics.completed_req_s(records, busy_s=2.0) == pytest.approx(1.0)
+    assert metrics.completed_req_s(records, load_s=2.0) == pytest.approx(1.0)
     untold = [replace(records[0], num_prompt_tokens=None), *records[1:]]
     assert metrics.total_tok_s(untold, busy_s=2.0) is None, "its tokens took their share of the time"
-    assert metrics.completed_req_s(untold, busy_s=2.0) == pytest.approx(1.0)
+    assert metrics.completed_req_s(untold, load_s=2.0) == pytest.approx(1.0)
     for nothing in ([], records[2:]):
         assert metrics.total_tok_s(nothing, 2.0) is metrics.completed_req_s(nothing, 2.0) is None
 

@@ -15,10 +15,13 @@ NUM_LINES = 20
 MAX_LINE_CHARS = 200
 _CONTROL_SEQUENCE = re.compile(r"\x1b(\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
 # How vLLM's processes begin a line: (EngineCore pid=7) ERROR 01-31 12:00:00 [core.py:99]
-_PREFIX = re.compile(r"(\([\w ]+ pid=\d+\) )?([A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
+# and SGLang's: [2026-01-31 12:00:00 TP0]
+_PREFIX = re.compile(
+    r"\[\d{4}-\d\d-\d\d [\d:]+( [^\]]*)?\] ?|(\([\w ]+ pid=\d+\) )?([A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?"
+)
 _FRAME = re.compile(r'\s*(File "|[\^~]+\s*$|Traceback \(most recent call last\))|\s{4}')
 _FAULT = re.compile(r"((\w+\.)*[A-Z]\w*(Error|Exception|Failure|Interrupt)\b|[\w./: -]*\berror:).*")
-# Both engines: dtype=torch.bfloat16, among what else they were made with. That of a cache has another name.
+# vLLM: dtype=torch.bfloat16, among what else the engine is made with. That of a cache has another name.
 _DTYPE = re.compile(rb"\bdtype=torch\.(\w{1,20})\b")
 _CONSEQUENCE = re.compile(
     r"root cause|Engine core initialization failed|engine process failed", re.IGNORECASE
@@ -104,8 +107,9 @@ def find_fault(lines: Iterable[str]) -> str | None:
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """What a log says last, without when and where in the engine; empty: nothing."""
-    return _bare(lines[-1]) if lines else ""
+    """What a log says last, without when and where in the engine; empty: nothing. Lines of code say nothing."""
+    words = (_bare(line) for line in reversed(lines))
+    return next((text for text in words if not text.startswith(" ") and not _FRAME.match(text)), "")
 
 
 def _bare(line: str) -> str:

@@ -63,7 +63,15 @@ def test_lines_that_only_say_where_in_the_code_are_left_out():
 
 def test_what_a_log_says_last_is_told_without_where_in_the_engine():
     assert last_words(VLLM_START[:1]) == "Using max model len 2048"
-    assert last_words([]) == ""
+    assert last_words(VLLM_START[:6]) == "EngineCore failed to start."
+    of_sglang = [
+        "[2026-01-31 12:00:00 TP0] Init parallel ends.",
+        "a.py:3: UserWarning: slow",
+        "  warnings.warn(",
+    ]
+    assert last_words(of_sglang) == "a.py:3: UserWarning: slow"
+    assert last_words(of_sglang[:1]) == "Init parallel ends."
+    assert last_words(of_sglang[2:]) == last_words([]) == ""
 
 
 @pytest.mark.parametrize(

@@ -158,14 +158,7 @@ def load_draft_model(
         DraftError: config or weights are not those of an implemented draft, or cannot be quantised so.
         UsageError: other bits, or a draft that is quantised already.
     """
-    config, quantisation = read_quantised_config(folder)
-    if bits is not None and bits not in DRAFT_BITS:
-        raise UsageError(f"--draft-bits {bits} is not possible", "choose 4 or 8, or drop it")
-    if bits is not None and quantisation is not None:
-        raise UsageError(
-            f"--draft-bits contradicts a draft that is quantised to {quantisation.get('bits')} bits already",
-            "drop it",
-        )
+    config, quantisation = read_quantised_config(folder, bits)
     draft = DFlashDraftModel(config)
     weights: dict[str, mx.array] = {}
     for file in weight_files(folder):
@@ -188,11 +181,18 @@ def load_draft_model(
     return draft
 
 
-def read_quantised_config(folder: Path) -> tuple[DraftConfig, Mapping[str, Any] | None]:
+def read_quantised_config(
+    folder: Path, bits: int | None = None
+) -> tuple[DraftConfig, Mapping[str, Any] | None]:
     """A draft's config, and how MLX has quantised it (None: it has not).
 
+    Args:
+        bits: that it is to be quantised to.
+
     Raises:
-        DraftError: the config is not that of an implemented draft; another kind of quantisation is none.
+        DraftError: the config is not that of an implemented draft, another kind of quantisation among it, or the draft
+            cannot be quantised.
+        UsageError: other bits, or a draft that is quantised already.
     """
     content = read_config_json(folder)
     quantisation = content.pop("quantization", None)
@@ -200,7 +200,17 @@ def read_quantised_config(folder: Path) -> tuple[DraftConfig, Mapping[str, Any] 
         if content.get("quantization_config") in (None, quantisation):
             content.pop("quantization_config", None)  # mlx-lm writes the same under both names
         _check_quantisation(quantisation)
-    return parse_draft_config(content), quantisation
+    config = parse_draft_config(content)
+    if bits is not None:
+        if bits not in DRAFT_BITS:
+            raise UsageError(f"--draft-bits {bits} is not possible", "choose 4 or 8, or drop it")
+        if quantisation is not None:
+            raise UsageError(
+                f"--draft-bits contradicts a draft that is quantised to {quantisation['bits']} bits already",
+                "drop it",
+            )
+        _group_size(DFlashDraftModel(config))  # MLX makes no weights before they are looked at
+    return config, quantisation
 
 
 def _check_quantisation(quantisation: Any) -> None:

@@ -80,7 +80,8 @@ class MLXBackend:
         drafts = any(not arm.is_baseline for arm in arms)
         draft_folder = find_draft(self._settings) if drafts else None
         if draft_folder is not None:  # what is wrong with the draft is said before a large target is loaded
-            check_block_sizes(read_quantised_config(draft_folder)[0], arms, self._settings)
+            draft_config, _ = read_quantised_config(draft_folder, self._settings.draft_bits)
+            check_block_sizes(draft_config, arms, self._settings)
         location = find_target(self._settings)
         self._tokenizer = load_checked_tokenizer(location, self._settings)
         folder = find_checkpoint(location, what="target", patterns=TARGET_PATTERNS)

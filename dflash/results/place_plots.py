@@ -6,8 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy
+
 from dflash.results import acceptance_metrics, plot_style
 from dflash.results.acceptance_plots import title_panel
+from dflash.results.columns import table_of
 from dflash.results.step_places import CellKey, PlaceCurve
 from dflash.results.summary import CellSummary, Group, RunSummary
 from dflash.results.titles import short_titles, target_line
@@ -82,20 +85,19 @@ def _draw_prompt_lengths(axes: Axes, summary: RunSummary, group: Group) -> None:
         points = by_prompt_length(cell)
         if not points:
             continue
-        dots = [
-            (record.num_prompt_tokens, length)
-            for record in cell.records
-            if record.completed
-            and record.num_prompt_tokens
-            and (length := acceptance_metrics.request_acceptance_length(record)) is not None
-        ]
+        requests = table_of(cell.records)
+        prompts, lengths = (
+            requests.integers("num_prompt_tokens").where_not_zero(),
+            acceptance_metrics.acceptance_lengths(requests),
+        )
+        dots = numpy.flatnonzero(requests.completed & prompts.known & lengths.known)
         dots = dots[:: max(1, math.ceil(len(dots) / MAX_DOTS))]
         colour = colours[cell.label]
-        axes.scatter([x for x, _ in dots], [y for _, y in dots], s=9, color=colour, alpha=0.35, linewidths=0)
+        axes.scatter(prompts.values[dots], lengths.values[dots], s=9, color=colour, alpha=0.35, linewidths=0)
         _line(axes, points, colour, cell.label)
-    lengths = [record.num_prompt_tokens for cell in group.cells for record in cell.records]
-    known = [length for length in lengths if length]
-    if known and max(known) >= _MIN_LOG_RATIO * min(known):
+    of_cells = [table_of(cell.records).integers("num_prompt_tokens") for cell in group.cells]
+    known = numpy.concatenate([column.where_not_zero().numbers() for column in of_cells])
+    if len(known) and known.max() >= _MIN_LOG_RATIO * known.min():
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash.results import acceptance_plots, category_plots, load_plots, plot_style, time_plots
 from dflash.results.atomic_file import write_file
+from dflash.results.columns import Column
 from dflash.results.formats import format_rate, format_times
+from dflash.results.pairing import pairs_of
 from dflash.results.place_plots import draw_by_place
 from dflash.results.published import Published
 from dflash.results.published_plot import draw_published
@@ -21,6 +23,7 @@ from dflash.results.titles import group_title, target_line
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 _BAR_INCHES = 0.36
 
@@ -88,6 +91,13 @@ def draw_decode_speed(summary: RunSummary) -> Figure | None:
     return _bar_figure(summary, groups, "Decode speed", "tokens per second", bar)
 
 
+def _output_lengths(cell: CellSummary) -> tuple[Column, Column, NDArray[Any]]:
+    """[pairs]: output tokens of the baseline and of the arm, and why the arm's output ended."""
+    pairs = pairs_of(() if cell.pairing is None else cell.pairing.completed_pairs)
+    first, second = (arm.integers("num_output_tokens") for arm in (pairs.baseline, pairs.arm))
+    return first, second, pairs.arm.texts("finish_reason")
+
+
 def draw_output_lengths(summary: RunSummary) -> Figure | None:
     """Output length of each request in both arms: equal outputs lie on the diagonal."""
     cells = [
@@ -102,25 +112,15 @@ def draw_output_lengths(summary: RunSummary) -> Figure | None:
     figure, panels = acceptance_plots.panel_grid(
         cells, title, target_line(*(cell.cell for cell in cells)), square=True
     )
-    top = max(
-        max(first.num_output_tokens or 0, second.num_output_tokens or 0)
-        for cell in cells
-        for first, second in (cell.pairing.completed_pairs if cell.pairing is not None else ())
-    )
-    for axes, cell in zip(panels, cells, strict=False):
-        assert cell.pairing is not None
+    lengths = [_output_lengths(cell) for cell in cells]
+    top = max(int(arm.values[arm.known].max(initial=0)) for *both, _ in lengths for arm in both)
+    for axes, cell, (first, second, reasons) in zip(panels, cells, lengths, strict=False):
         axes.plot([0, top * 1.06], [0, top * 1.06], color=plot_style.FAINT, linewidth=1.5, zorder=1)
         for reason, colour in FINISH_COLOURS.items():
-            points = [
-                (first.num_output_tokens, second.num_output_tokens)
-                for first, second in cell.pairing.completed_pairs
-                if second.finish_reason == reason
-                and first.num_output_tokens is not None
-                and second.num_output_tokens is not None
-            ]
+            drawn = first.known & second.known & (reasons == reason)
             axes.scatter(
-                [x for x, _ in points],
-                [y for _, y in points],
+                first.values[drawn],
+                second.values[drawn],
                 s=26,
                 color=colour,
                 alpha=0.65,

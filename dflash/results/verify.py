@@ -98,9 +98,7 @@ def _failed(requests: RequestTable) -> Finding | None:
 def _cancelled(requests: RequestTable) -> Finding | None:
     count = int((requests.texts("finish_reason") == "cancelled").sum())
     return (
-        Finding("cancelled_requests", "warning", f"{of(count, len(requests))} were cancelled.")
-        if count
-        else None
+        Finding("cancelled_requests", "warning", f"Cancelled: {of(count, len(requests))}.") if count else None
     )
 
 

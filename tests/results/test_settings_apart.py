@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from made_up_run import made_up_run, workload
 
+from dflash.results.csv_table import render_csv
+from dflash.results.document import json_document
 from dflash.results.markdown import render_runs
 from dflash.results.markdown_paper import measured_rows, published_rows
 from dflash.results.plot_style import series_label
@@ -156,6 +159,21 @@ def test_an_open_loop_that_nobody_capped_has_no_concurrency():
     assert capped(100_000, None) == 100_000
     assert workload_fields(free.workload)["concurrency"] is None
     assert workload_fields(held.workload)["concurrency"] == 16
+
+
+def test_no_document_or_table_shows_the_number_that_stands_for_no_cap():
+    run = made_up_run()
+    load = replace(run.info.cells[0].workload, concurrency=100_000, request_rate=4.0)
+    cells = tuple(replace(cell, workload=load, on_server=True) for cell in run.info.cells)
+    run = replace(run, info=replace(run.info, cells=cells))
+    summary = summarise_run(run)
+    document = json_document(run, summary, 0)
+    assert {(cell["concurrency"], cell["request_rate"]) for cell in document["cells"]} == {(None, 4.0)}
+    assert run.to_pandas()["concurrency"].isna().all()
+    report = render_runs([run.info], summary)
+    for text in (report, render_csv(document["cells"]), json.dumps(document)):
+        assert "100000" not in text
+        assert "100,000" not in text
 
 
 def test_the_picture_of_published_figures_tells_temperatures_apart(warm_and_cold):

@@ -93,6 +93,10 @@ class MLXTarget:
             raise ModelError(
                 "the target's forward did not pass the blocks that the draft reads", "use another target"
             )
+        if any(tap.hidden.shape[:-1] != (1, token_ids.shape[0]) for tap in taps):
+            raise ModelError(
+                "the target's blocks give no hidden state for each position", "use another target"
+            )
         features = mx.concatenate([tap.hidden for tap in taps], axis=-1) if taps else None
         return Forward(logits, features)
 

@@ -156,6 +156,10 @@ class FeatureTap:
             raise ModelError(
                 "the target's forward did not pass the blocks that the draft reads", "use another target"
             )
+        if any(part.dim() != 3 or part.shape[1] != num_positions for part in parts):
+            raise ModelError(
+                "the target's blocks give no hidden state for each position", "use another target"
+            )
         return torch.cat(parts, dim=-1)
 
 

@@ -130,6 +130,18 @@ def test_features_without_a_forward_are_refused(case: SimpleNamespace) -> None:
         tap.features(1)
 
 
+def test_features_that_are_not_of_each_position_are_refused() -> None:
+    """Some targets keep several streams, or leave out positions that no logit needs."""
+    model = tiny_target("qwen3")
+    ids = torch.tensor([[5, 9, 20]])
+    for change in (lambda hidden: hidden[None], lambda hidden: hidden[:, -1:]):
+        with FeatureTap(Target(model), (0, 2)) as tap:
+            model(input_ids=ids)
+            tap._captured[1] = change(tap._captured[0])
+            with pytest.raises(ModelError, match="no hidden state for each position"):
+                tap.features(3)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_target_is_found_by_structure(kind: str) -> None:
     model = tiny_target(kind, tied=True)

@@ -30,3 +30,11 @@ def case(request: pytest.FixtureRequest) -> SimpleNamespace:
     from mlx_loops.tiny_mlx import case_with_distinct_tokens
 
     return case_with_distinct_tokens(request.param)
+
+
+@pytest.fixture(scope="session", params=["qwen3", "llama"])
+def any_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Saved by transformers 5: the config of the llama says its rope where mlx-lm does not look."""
+    from loops.tiny_models import save_tiny_pair
+
+    return save_tiny_pair(tmp_path_factory.mktemp(request.param), request.param)

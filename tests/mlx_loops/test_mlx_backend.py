@@ -41,12 +41,6 @@ PROMPTS = ("what is one plus two", "the sum of three and w40 w41", "two")
 ARMS = (Arm(BASELINE), Arm("dflash", 2), Arm("dflash", 5), Arm("dflash"))
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama"])
-def any_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """Saved by transformers 5: the config of the llama says its rope where mlx-lm does not look."""
-    return save_tiny_pair(tmp_path_factory.mktemp(request.param), request.param)
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return save_tiny_pair(tmp_path_factory.mktemp("pair"))

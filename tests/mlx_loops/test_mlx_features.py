@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from loops.tiny_models import HIDDEN, NUM_LAYERS, tiny_config
+from loops.tiny_models import HIDDEN, MASK_ID, NUM_LAYERS, tiny_config
 from mlx.utils import tree_flatten
 from mlx_loops.tiny_mlx import tiny_draft, tiny_target
 
@@ -82,10 +82,12 @@ def test_the_loop_hands_over_features_of_committed_tokens_only(
 ) -> None:
     """What the draft is given, put together, is the feature of prompt and output in one plain forward."""
     given: list[np.ndarray] = []
+    blocks: list[np.ndarray] = []
     call = DFlashDraftModel.__call__
 
     def watched(self: Any, block: mx.array, features: mx.array, cache: Any) -> mx.array:
         given.append(np.array(features))
+        blocks.append(np.array(block))
         return call(self, block, features, cache)
 
     monkeypatch.setattr(DFlashDraftModel, "__call__", watched)
@@ -96,6 +98,9 @@ def test_the_loop_hands_over_features_of_committed_tokens_only(
     wanted = target.forward(mx.array(ids), target.new_cache(), layer_ids=(0, 2)).features
     assert len(given) > 1
     assert given[0].shape[1] == len(case.prompt)
+    # The block's embeddings are the rows as they are stored, which Gemma's own forward multiplies.
+    rows = np.array(target.embedding.weight)[[case.reference[0], *[MASK_ID] * 4]]
+    np.testing.assert_array_equal(blocks[0][0], rows)
     assert wanted is not None
     np.testing.assert_allclose(features, np.array(wanted), atol=5e-4, rtol=1e-4)
 
@@ -208,6 +213,16 @@ def test_targets_without_blocks_or_head_are_refused() -> None:
             model["lm_head"] = head
         with pytest.raises(ModelError, match="the LM head of the target cannot be found"):
             MLXTarget(model)
+
+
+def test_features_that_are_not_of_each_position_are_refused() -> None:
+    """Some targets keep several streams beside each other."""
+    target = MLXTarget(tiny_target("qwen3"))
+    two, three = target.layers[2:4]
+    target.layers[2] = lambda *given, **options: two(*given, **options)[None]
+    target.layers[3] = lambda hidden, *given, **options: three(hidden[0], *given, **options)
+    with pytest.raises(ModelError, match="no hidden state for each position"):
+        target.forward(mx.array([5, 9, 20]), target.new_cache(), layer_ids=(2,))
 
 
 def test_a_tied_head_is_the_embedding() -> None:

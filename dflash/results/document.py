@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def json_document(run: Run, summary: RunSummary, exit_code: int) -> dict[str, Any]:
-    """`{"run", "exit_code", "notes", "cells": [...]}`; every cell carries every metric under its code name.
+    """`{"run", "exit_code", "notes", "cells": [...]}`; every cell carries every metric under its code name,
+    and its parts the main ones.
 
     `notes` are facts that a reader of the numbers must know, of the run and of each cell.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dflash.backends.base import Endpoint, RequestTimeouts
 from dflash.command_secrets import hide_in_address
 from dflash.errors import UsageError
+from dflash.results.titles import NO_CAP as NO_CAP
 
 if TYPE_CHECKING:
     from dflash.config import BenchmarkConfig
@@ -22,7 +23,6 @@ BASELINE = "baseline"
 DEFAULT_ARMS = (BASELINE, "dflash")
 QUICKSTART = "quickstart"  # as a model: the pair that the first run uses
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
-NO_CAP = 100_000  # requests in flight of an open loop, where none is given
 _SLO_LIMITS = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2el_s"}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _ARM_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._+-]*")

@@ -119,7 +119,7 @@ def series_label(summary: RunSummary, cell: CellSummary) -> str:
         names.append(short_load_words(workload))
     if len({other.cell.backend for other in summary.cells}) > 1:
         names.append(cell.cell.backend)
-    group = next(group for group in summary.groups if cell in group.cells)
+    group = next(group for group in summary.groups if any(cell is other for other in group.cells))
     return " · ".join([*names, *(part for part in parts_beside_load(group) if part)])
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from dflash.errors import NotComparableError, UsageError
 from dflash.gate.calibrated import CALIBRATION_FILE, Calibration, load_calibration
-from dflash.gate.comparison import GatedRun
+from dflash.gate.gated_run import GatedRun
 from dflash.gate.history_file import HistoryEntry, format_history, history_entry, parse_line, run_id
 from dflash.results.atomic_file import write_file
 from dflash.results.fingerprint import Fingerprint, machine_fingerprint, machine_name, same_machine

@@ -14,8 +14,9 @@ from itertools import permutations
 
 from dflash.errors import UsageError
 from dflash.gate.calibrated import Calibration, CellSpread, cell_key
-from dflash.gate.comparison import GatedRun, Rules, judge_runs
+from dflash.gate.comparison import judge_runs
 from dflash.gate.estimates import MIN_BASE_RUNS, squares_about_mean
+from dflash.gate.gated_run import GatedRun, Rules
 from dflash.gate.pairing import slot_of
 from dflash.gate.prompt_sums import repeated_sums
 from dflash.gate.quantities import QUANTITIES, Quantity

@@ -6,14 +6,15 @@ are corrected for multiplicity together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from dflash.errors import EXIT_DONE, EXIT_NOT_COMPARABLE, EXIT_WORSE
-from dflash.gate.calibrated import Calibration, cell_key
+from dflash.gate.calibrated import Calibration
 from dflash.gate.estimates import estimate, estimate_value
 from dflash.gate.factors import split_speed
 from dflash.gate.families import JudgedChange, Member, judge_family
+from dflash.gate.gated_run import GatedRun, Rules
 from dflash.gate.judge import Judged, judge_limit
 from dflash.gate.pairing import allow_fields, pair_cells, with_prompt_tokens
 from dflash.gate.quantities import OUTPUTS_UNCHANGED, QUANTITIES, Quantity
@@ -33,61 +34,12 @@ from dflash.gate.records import (
     GateReport,
     SpeedSplit,
 )
-from dflash.gate.sides import Side, sides_of
-from dflash.gate.words import count_of
+from dflash.gate.sides import Side
 from dflash.results.paired_metrics import agreement, pair_units
-from dflash.results.records import Cell, RunInfo
+from dflash.results.records import Cell
 from dflash.results.stats import CONFIDENCE
-from dflash.results.summary import RunSummary
-from dflash.results.task_scores import NOT_SCORED, Outcomes
 
-_NOTHING = Side.empty()
 _SPEEDS = ("speedup", "decode_tok_s", "tpot_s")  # what acceptance length and step time make up
-
-
-@dataclass(frozen=True, slots=True)
-class GatedRun:
-    """A run as it is compared."""
-
-    info: RunInfo
-    sides: Mapping[str, Side]  # by cell id
-    errors: tuple[str, ...] = ()  # what the run's own checks found broken
-    others: tuple[GatedRun, ...] = ()  # of a base: further runs of the same thing
-
-    @classmethod
-    def of(cls, info: RunInfo, summary: RunSummary, outcomes: Outcomes = NOT_SCORED) -> GatedRun:
-        errors = tuple(
-            f"{cell.cell.arm.label} on {cell.cell.workload.dataset}: {finding.sentence}"
-            for cell in summary.cells
-            for finding in cell.findings
-            if finding.severity == "error"
-        )
-        return cls(info, sides_of(info, summary, outcomes), errors)
-
-    @property
-    def name(self) -> str:
-        if not self.others:
-            return self.info.name
-        return f"{self.info.name} and {count_of(len(self.others), 'more run')}"
-
-    def side_of(self, cell: Cell) -> Side:
-        """What was measured in a cell; nothing, where it has no record."""
-        return self.sides.get(cell.cell_id, _NOTHING)
-
-    def side_like(self, cell: Cell) -> Side | None:
-        """The side of another run's cell; None where it has none."""
-        key = cell_key(cell)
-        return next((self.sides.get(own.cell_id) for own in self.info.cells if cell_key(own) == key), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What a comparison is held to."""
-
-    gates: tuple[Gate, ...]
-    allow: tuple[str, ...] = ()
-    strict: bool = False
-    calibration: Calibration = field(default_factory=Calibration)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dflash.gate.calibrated import cell_key
-from dflash.gate.comparison import GatedRun
+from dflash.gate.gated_run import GatedRun
 from dflash.gate.quantities import QUANTITIES
 from dflash.results.records import RunInfo
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dflash.gate.comparison import GatedRun, Rules, compare_runs
+from dflash.gate.comparison import compare_runs
 from dflash.gate.expressions import parse_gate
+from dflash.gate.gated_run import GatedRun, Rules
 from dflash.gate.records import Comparison, GateReport
 from dflash.results.records import Arm, Cell, RequestRecord, RunInfo, Workload
 from dflash.results.store import Run, RunWriter

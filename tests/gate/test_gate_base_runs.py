@@ -12,9 +12,10 @@ from gated_runs import gated, made_up
 from dflash.errors import UsageError
 from dflash.gate.calibration import calibrate
 from dflash.gate.calibration_page import render_calibration
-from dflash.gate.comparison import Rules, compare_runs
+from dflash.gate.comparison import compare_runs
 from dflash.gate.estimates import base_spread, estimate
 from dflash.gate.expressions import parse_gate
+from dflash.gate.gated_run import Rules
 from dflash.gate.intervals import half_width, needed_to_tell
 from dflash.gate.quantities import QUANTITIES
 from dflash.gate.records import RunSpread, Spread

@@ -11,8 +11,9 @@ from dflash.errors import UsageError
 from dflash.gate.calibrated import Calibration, cell_key, load_calibration, write_calibration
 from dflash.gate.calibration import calibrate
 from dflash.gate.calibration_page import calibration_document, render_calibration
-from dflash.gate.comparison import Rules, compare_runs
+from dflash.gate.comparison import compare_runs
 from dflash.gate.expressions import parse_gate
+from dflash.gate.gated_run import Rules
 
 NOISE = {"noise": 0.02, "run_noise": 0.01}
 

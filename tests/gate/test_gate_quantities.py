@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from gated_runs import compare, gated, made_up, only
 
-from dflash.gate.comparison import GatedRun, Rules, compare_runs
+from dflash.gate.comparison import compare_runs
 from dflash.gate.expressions import parse_gate
+from dflash.gate.gated_run import GatedRun, Rules
 from dflash.gate.quantities import QUANTITIES
 from dflash.results.records import DatasetInfo
 from dflash.results.summary import summarise_run

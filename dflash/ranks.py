@@ -14,7 +14,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeVar
 
-from dflash.errors import DFlashError, UsageError
+from dflash.errors import DFlashError, UsageError, first_line
 
 VARIABLES = (
     "RANK",
@@ -22,6 +22,7 @@ VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )  # all of them: this process is one of several
+_MEETING = timedelta(minutes=10)  # until all are there: who waits for one that never comes is told by nobody
 _PATIENCE = timedelta(days=30)  # one rank may have far more to do; one that dies is noticed at once
 _GONE = ("a process of this run has ended", "see its own message, and resume the run")
 Value = TypeVar("Value")
@@ -44,6 +45,7 @@ class Ranks:
             raise UsageError(
                 f"RANK, WORLD_SIZE and LOCAL_RANK must be numbers ({error})", "start the command by torchrun"
             ) from error
+        self._group: Any = None  # of torch.distributed, of all ranks
 
     @property
     def is_first(self) -> bool:
@@ -61,7 +63,14 @@ class Ranks:
         if not self.is_alone:
             torch = _import_torch()
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            torch.distributed.init_process_group(backend, timeout=_PATIENCE)
+            try:
+                torch.distributed.init_process_group(backend, timeout=_MEETING)
+            except RuntimeError as error:
+                raise RankError(
+                    f"the {self.num_ranks} processes of this run did not meet ({first_line(error)})",
+                    "see what the others say, and that torchrun still runs; then resume the run",
+                ) from error
+            self._group = torch.distributed.new_group(timeout=_PATIENCE)
         return self
 
     def __exit__(
@@ -84,7 +93,7 @@ class Ranks:
 
         found: list[Any] = [None] * self.num_ranks
         try:
-            torch.distributed.all_gather_object(found, value)
+            torch.distributed.all_gather_object(found, value, group=self._group)
         except RuntimeError as error:
             raise RankError(*_GONE) from error
         return found
@@ -101,7 +110,7 @@ class Ranks:
 
         found: list[Any] | None = [None] * self.num_ranks if self.is_first else None
         try:
-            torch.distributed.gather_object(value, found)
+            torch.distributed.gather_object(value, found, group=self._group)
         except RuntimeError as error:
             raise RankError(*_GONE) from error
         return found or []

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,18 @@ def test_another_ranks_failure_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ranks, "all_of", lambda value: ["no room", None])
     with pytest.raises(RankError, match="rank 0 ended: no room"):
         ranks.together(None)
+
+
+def test_who_finds_nobody_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torchrun was killed, nobody is at the address that it gave, and nobody ends who waits there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    environment = TWO | {"MASTER_PORT": str(port)}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("dflash.ranks._MEETING", timedelta(seconds=1))
+    with pytest.raises(RankError, match="the 2 processes of this run did not meet"), Ranks(environment):
+        pass
 
 
 def move_to_rank(folder: Path, rank: int) -> None:
